@@ -3,17 +3,21 @@
     python docs/build.py [FOLDER]        site/ if no folder is given
 
 Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn, the reference is
-written from the program, and links that lead out of docs/ become text.
+written from the program, and links that lead out of docs/ become text. Afterwards the switch of languages of each page
+is led to the same page in the other language, which has the same path in its folder.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -25,12 +29,21 @@ OUTPUT = re.compile(r"<!-- output: (llmcalc .*?) -->\n```\n")
 PLOT = re.compile(r"<!-- plot: (llmcalc plot .*?) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 COMMENT = re.compile(r"<!-- [^>]* -->\n+")
+FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+CHINESE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”"  # characters and their punctuation
+BROKEN = re.compile(f"(?<=[{CHINESE}])\n *(?=[{CHINESE}])|(?<=[，。；：、])\n *(?=[\\w`\\[(*])(?!\\d+\\. |`{{3}}|\\* )")
+SWITCH = re.compile(r'(<a href=")([^"]*)(" hreflang="([^"]*)")')
 
 
 def languages() -> dict[str, Path]:
     """The folder of each language's pages, by its place in the site; English is at the root."""
     others = {file.parent.name: file.parent for file in sorted(DOCS.glob("*/zensical.toml"))}
     return {"": DOCS, **others}
+
+
+def owner(path: Path, folders: Iterable[Path]) -> Path:
+    """The innermost of the folders that holds a path."""
+    return max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
 
 
 def drawn(command: str, page: Path, count: int) -> str:
@@ -50,13 +63,23 @@ def drawn(command: str, page: Path, count: int) -> str:
 
 
 def linked(text: str, page: Path, folder: Path) -> str:
-    """Links to files that the site does not have become their text."""
+    """Links to files that the site does not have become text; those to another language's pages get its address."""
 
     def one(match: re.Match[str]) -> str:
         target = (page.parent / match[2]).resolve()
-        return match[0] if target.suffix == ".md" and target.exists() and target.is_relative_to(folder) else match[1]
+        if target.suffix != ".md" or not target.exists() or not target.is_relative_to(DOCS):
+            return match[1]
+        if owner(target, languages().values()) == folder:
+            return match[0]
+        return f"[{match[1]}]({match[2].removesuffix('.md')}.html{match[3] or ''})"
 
     return LINK.sub(one, text)
+
+
+def joined(text: str) -> str:
+    """Chinese lines become one, because a browser shows the end of a line as a space, and Chinese has none there."""
+    parts = FENCED.split(text)
+    return "".join(part if number % 2 else BROKEN.sub("", part) for number, part in enumerate(parts))
 
 
 def prepared(source: Path, page: Path, folder: Path) -> str:
@@ -66,13 +89,30 @@ def prepared(source: Path, page: Path, folder: Path) -> str:
     plots = iter(range(1, 100))
     text = PLOT.sub(lambda m: drawn(m[1], page, next(plots)), text)
     text = COMMENT.sub("", text)
-    return linked(text, source, folder)
+    return joined(linked(text, source, folder))
 
 
 def home() -> str:
     """The README without its links to pages of the repository, as the first page."""
     text = (ROOT / "README.md").read_text()
     return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
+
+
+def switched(folder: Path) -> None:
+    """Leads the switch of languages to the same page in the other language, or to its home if it has no such page."""
+    places = {
+        tomllib.loads((source / "zensical.toml").read_text())["project"]["theme"]["language"]: folder / place
+        for place, source in languages().items()
+    }
+    for file in folder.rglob("*.html"):
+        path = file.relative_to(owner(file, places.values()))
+
+        def one(match: re.Match[str], file: Path = file, path: Path = path) -> str:
+            same = places[match[4]] / path
+            link = os.path.relpath(same, file.parent) if same.exists() and same.name != "404.html" else match[2]
+            return f"{match[1]}{link}{match[3]}"
+
+        file.write_text(SWITCH.sub(one, file.read_text()))
 
 
 def build(folder: Path) -> None:
@@ -84,20 +124,21 @@ def build(folder: Path) -> None:
             work = Path(name)
             pages = work / "docs"
             shutil.copy(source / "zensical.toml", work)
-            inside = [] if place else [DOCS / "zh"]
             for file in sorted(source.rglob("*.md")):
-                if not any(file.is_relative_to(other) for other in inside):
+                if owner(file, languages().values()) == source:
                     page = pages / file.relative_to(source)
                     page.parent.mkdir(parents=True, exist_ok=True)
                     page.write_text(prepared(file, page, source))
             if not place:
                 reference.write(pages / "reference")
+                shutil.copytree(DOCS / "images", pages / "images")
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
             (work / "llmcalc").symlink_to(ROOT / "llmcalc")
             (work / "fields.py").symlink_to(DOCS / "fields.py")
             subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
+    switched(folder)
 
 
 if __name__ == "__main__":

@@ -5,36 +5,17 @@ python docs/reference.py FOLDER
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import re
-import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import documents
 from fields import listed
+from running import printed
 
 ROOT = Path(__file__).resolve().parent.parent
-
-ASKED = (
-    "params mixtral-8x7b",
-    "flops llama3-8b",
-    "kv gemma3-27b",
-    "memory llama3-8b",
-    "fit llama3-8b --hardware rtx-4090",
-    "compare llama3-8b",
-    "diff llama2-7b llama3-8b",
-    "shape llama3-8b",
-    "explain llama3-8b self_attn",
-)
-"""The commands whose JSON documents are described."""
-
-KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
 
 PYTHON = {
     "llmcalc.api": ("load", "params", "flops", "kv", "memory", "Model"),
@@ -43,21 +24,6 @@ PYTHON = {
     "llmcalc.testing": ("assert_counts",),
     "llmcalc.errors": ("InputError",),
 }
-
-
-def printed(command: str) -> str:
-    """Returns the output of a command at 100 columns without colour."""
-    from llmcalc.cli.main import main
-
-    out = io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["llmcalc", *shlex.split(command)]),
-        mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}),
-        contextlib.redirect_stdout(out),
-        contextlib.suppress(SystemExit),
-    ):
-        main()
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def commands() -> str:
@@ -158,45 +124,12 @@ def accelerators() -> str:
     return page
 
 
-def keys(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a document, entries of lists and of maps by name once, each with the first value it has."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from keys(below, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for below in value:
-            yield from keys(below, f"{path}[]")
-        if not value:
-            yield f"{path}[]", value
-    else:
-        yield path, value
-
-
-def documents() -> str:
-    """The keys of the JSON documents, as they are for one command each."""
-    page = (
-        "# JSON\n\nThe keys of the documents that `--format json` prints, each with its first value, for one command "
-    )
-    page += "of each kind. Integers are exact and in base units: parameters, FLOPs, bytes.\n"
-    for command in ASKED:
-        rows: dict[str, Any] = {}
-        for key, value in keys(json.loads(printed(f"{command} --format json"))):
-            rows.setdefault(key, value)
-        page += f"\n## {command.split()[0]}\n\n`llmcalc {command} --format json`\n\n"
-        page += "| key | type | example |\n|:---|:---|:---|\n"
-        for key, value in rows.items():
-            kind = KINDS.get(type(value), "null")
-            text = json.dumps(value, ensure_ascii=False)
-            page += f"| `{cell(key)}` | {kind} | `{cell(text if len(text) < 60 else text[:57] + '…')}` |\n"
-    return page
-
-
 PAGES = {
     "commands.md": commands,
     "python.md": python,
     "descriptions.md": descriptions,
     "accelerators.md": accelerators,
-    "json.md": documents,
+    "json.md": documents.page,
 }
 
 

@@ -21,17 +21,20 @@ NEEDED = ("zensical", "mkdocstrings_handlers", "matplotlib")
 
 
 class Page(HTMLParser):
-    """What a page refers to, and the anchors that it has."""
+    """What a page refers to, the anchors that it has, and where its switch of languages leads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.sources: list[str] = []
+        self.switch: dict[str, set[str]] = {}
         self.anchors: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {key: value or "" for key, value in attrs}
+        if tag == "a" and "hreflang" in given:
+            self.switch.setdefault(given["hreflang"], set()).add(given["href"])
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         elif tag in ("script", "img") and "src" in given:
@@ -77,6 +80,48 @@ def test_pages_ask_no_other_site(site: Path) -> None:
     """Scripts, styles and pictures are those of the site."""
     for file in site.rglob("*.html"):
         assert not [one for one in Page(file.read_text()).sources if urlsplit(one).netloc], file
+
+
+def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:
+    """Or to the other language's home, from pages that it does not have."""
+    folders = {"en": site, "zh": site / "zh"}
+    same = 0
+    for file in site.rglob("*.html"):
+        own = folders["zh" if file.is_relative_to(folders["zh"]) else "en"]
+        switch = Page(file.read_text()).switch
+        assert switch.keys() == folders.keys(), file
+        for language, links in switch.items():
+            other = folders[language] / file.relative_to(own)
+            if file.name != "404.html":
+                expected = other if other.exists() else folders[language] / "index.html"
+                assert {(file.parent / link).resolve() for link in links} == {expected}, (file, language)
+                same += other.exists() and folders[language] != own
+    assert same >= 40
+
+
+def test_each_chinese_page_is_an_english_one_too() -> None:
+    pages = sorted(page.relative_to(ROOT / "docs/zh") for page in (ROOT / "docs/zh").rglob("*.md"))
+    assert len(pages) > 20
+    assert [page for page in pages if not (ROOT / "docs" / page).exists()] == [Path("index.md")]
+
+
+def test_the_chinese_page_about_links_has_the_same_fields() -> None:
+    """The code and the numbers of each row; tests/web/test_links.py compares those of the English page with the page."""
+    english, chinese = ((ROOT / folder / "how-to/page-links.md").read_text() for folder in ("docs", "docs/zh"))
+    rows = [
+        [re.findall(r"`[^`]*`|\d+", row) for row in re.findall(r"^\| `.*", page, re.MULTILINE)]
+        for page in (english, chinese)
+    ]
+    assert len(rows[0]) > 20
+    assert rows[1] == rows[0]
+    blocks = [re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE) for page in (english, chinese)]
+    assert blocks[1] == blocks[0] != []
+
+
+def test_chinese_lines_do_not_end_in_a_space(site: Path) -> None:
+    """A browser would show the end of a line as one."""
+    for file in (site / "zh").rglob("*.html"):
+        assert not re.search(r"[，。；：、\u4e00-\u9fff]\n *[\u4e00-\u9fff]", file.read_text()), file
 
 
 def test_no_page_shows_the_marks_of_its_source(site: Path) -> None:

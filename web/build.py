@@ -11,6 +11,7 @@ the first numbers do not wait for Python, and the formulas of its parts, so that
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,37 @@ PLATFORM = "pyemscripten_2026_0_wasm32"
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 NOT_ON_THE_PAGE = (
-    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.", "views/cluster.")),
+    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.")),
     *(f"llmcalc/sources/{part}" for part in ("launch/", "checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
-    *(f"llmcalc/studies/{part}" for part in ("fit", "plan.", "sweep.", "shape.", "literature.")),
+    *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget.")),
+    *(f"llmcalc/views/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
+    *("llmcalc/sources/budgets.", "llmcalc/presets/description.schema."),
     *("pydantic/v1/", "pydantic/mypy."),
 )
 """What the page never imports, left out of its archives."""
 
-LATER = tuple(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas"))
+CLUSTER = (
+    *(f"llmcalc/device/{part}/" for part in ("fsdp", "deepspeed", "megatron")),
+    *(f"llmcalc/device/{part}." for part in ("cluster", "nccl", "pipeline", "ring", "serving", "walk")),
+    "llmcalc/kernels/profiles/megatron/",
+    *(f"llmcalc/layouts/{part}." for part in ("asked", "communication", "nearest", "schedules", "search", "weights")),
+    *(f"llmcalc/run/{part}." for part in ("deepspeed", "megatron", "titan")),
+    *(f"llmcalc/sources/launch/{part}." for part in ("__init__", "launch")),
+    "llmcalc/studies/plan.",
+    *(f"llmcalc/views/{part}." for part in ("cluster", "plan", "schedule", "formats/pipe")),
+)
+"""What only runs on many devices need: an archive of its own, which their panel loads."""
+
+SHAPES = (
+    *(f"llmcalc/studies/{part}." for part in ("compare", "literature", "shape")),
+    *(f"llmcalc/views/{part}." for part in ("compare", "shape", "formats/pipe")),
+)
+"""What shapes of one size and the proportions of models need: an archive of its own."""
+
+LATER = (
+    *(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas")),
+    *(f"llmcalc/views/{part}." for part in ("memory", "explain", "expression")),
+)
 """What the first answer does not need: an archive of its own, which memory and formulas load."""
 
 
@@ -101,7 +126,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def pack(out: Path) -> None:
-    """The archives of Python: llmcalc with pydantic, llmcalc's parts for memory and formulas, and SymPy."""
+    """The archives of Python: llmcalc with pydantic, its parts for memory and formulas, for many devices, and SymPy."""
     with tempfile.TemporaryDirectory() as folder:
         wheels = {path.name.split("-")[0]: str(path) for path in WHEELS.glob("*.whl")}
         algebra = [wheels.pop("sympy"), wheels.pop("mpmath")]
@@ -109,10 +134,12 @@ def pack(out: Path) -> None:
         app = {
             "wheels": [own, *wheels.values()],
             "files": {"bridge.py": str(WEB / "src" / "bridge.py")},
-            "without": NOT_ON_THE_PAGE + LATER,
+            "without": NOT_ON_THE_PAGE + LATER + CLUSTER + SHAPES,
         }
-        later = {"wheels": [own], "only": LATER}
-        archives = {"app.zip": app, "later.zip": later, "sympy.zip": {"wheels": algebra}}
+        later = {"wheels": [own], "only": LATER, "without": CLUSTER}
+        cluster = {"wheels": [own], "only": CLUSTER}
+        archives = {"app.zip": app, "later.zip": later, "cluster.zip": cluster, "sympy.zip": {"wheels": algebra}}
+        archives["shapes.zip"] = {"wheels": [own], "only": SHAPES}
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
         run("node", WEB / "pack.mjs", json.dumps(plan))
 
@@ -120,6 +147,8 @@ def pack(out: Path) -> None:
 def copy(out: Path) -> None:
     """The page's own files and those of others."""
     shutil.copytree(WEB / "src", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    start = out / "index.html"
+    start.write_text(start.read_text(encoding="utf-8").replace(DOCS, docs_link()), encoding="utf-8")
     parts = [(f"pyodide/{name}", f"pyodide/{name}") for name in RUNTIME]
     parts += [("katex/dist/katex.min.js", "vendor/katex.min.js"), ("katex/dist/katex.min.css", "vendor/katex.min.css")]
     parts += [("d3-hierarchy/dist/d3-hierarchy.min.js", "vendor/d3-hierarchy.min.js")]
@@ -129,16 +158,27 @@ def copy(out: Path) -> None:
     for source, target in parts:
         (out / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(MODULES / source, out / target)
-    from llmcalc.plots import palette
+    from llmcalc.views import palette
 
     colours = {
         "COMPONENTS": palette.COMPONENTS,
         "OTHER": palette.OTHER,
         "KINDS": palette.KINDS,
         "SERIES": palette.SERIES,
+        "PASSES": palette.PASSES,
     }
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
-    (out / "palette.js").write_text("// Written by web/build.py from llmcalc/plots/palette.py.\n" + text)
+    (out / "palette.js").write_text("// Written by web/build.py from llmcalc/views/palette.py.\n" + text)
+
+
+DOCS = "<!-- docs -->"
+"""Where the link to the documentation stands in the page."""
+
+
+def docs_link(project: Path = ROOT / "pyproject.toml") -> str:
+    """The link to the documentation's site; empty where the project states none."""
+    address = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("urls", {}).get("Documentation")
+    return "" if address is None else f'<a class="docs" href="{html.escape(address)}">Docs</a>'
 
 
 def nodes_of(tree: dict[str, Any]) -> list[str]:
@@ -180,6 +220,18 @@ def first(out: Path, only: list[str]) -> None:
     _write(out / "presets.json", {"names": names, "first": chosen, "defaults": bridge.DEFAULTS})
 
 
+def proportions(out: Path) -> None:
+    """What all presets are drawn by, the oldest first: of those with the same sizes, the page names that one."""
+    import bridge
+
+    from llmcalc.sources.target import load
+    from llmcalc.studies.compare import DENSE_BAND
+
+    names = sorted(bridge.names({}), key=lambda name: (load(name).released or "9999", len(name), name))
+    models = [{"name": name, **bridge.proportions({"model": name})} for name in names]
+    _write(out / "proportions.json", {"band": DENSE_BAND, "models": models})
+
+
 def _write(path: Path, data: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
@@ -201,6 +253,7 @@ def build(only: list[str] | None = None, page: Path = DIST) -> Path:
         pack(part)
         say("counting presets")
         first(part, only or [])
+        proportions(part)
         shutil.rmtree(page, ignore_errors=True)
         part.replace(page)
     finally:

@@ -53,6 +53,8 @@ class Divided(Eager):
     messages: what this rank has sent to the group, and where.
     places: where each value lies, if tokens are divided.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
+    copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
+        default, as in torch since 2025-12-02 (pull request 169404).
     """
 
     entered: list[list[tuple[int, Tensor, Tensor]]]
@@ -60,6 +62,7 @@ class Divided(Eager):
     messages: list[Message]
     places: Placements | None = None
     divides_loss = True
+    copies_gathered = False
 
     # --- values that are divided by tokens --------------------------------------------------------------------------
 
@@ -148,17 +151,24 @@ class Divided(Eager):
         gathered = self.graph.new((batch * self.tokens, rows, *rest), dtype)
         del part
         self.tell("all_gather", gathered.bytes)
-        storage = gathered.storage if is_one(batch) else self.graph.new(shape, dtype).storage
+        in_place = is_one(batch) and (self.in_products or not self.copies_gathered)
+        storage = gathered.storage if in_place else self.graph.new(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
+
+    @property
+    def in_products(self) -> bool:
+        """Whether what runs now is sent by the products themselves (`torch.ops.symm_mem`): not by default."""
+        return False
 
     def narrows(self, step: Step) -> bool:
         """Whether what a product reads, and the gradient of its output, are gathered in 8 bits."""
         return False
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """`funcol.reduce_scatter_single`: this rank's tokens of the sum."""
+    def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
+        """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
         batch, rows, *rest = x.shape
-        chunks, results = self.graph.new(x.shape, x.dtype), self.graph.results
+        chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
+        results = self.graph.results
 
         def make() -> Tensor:
             self.tell("reduce_scatter", x.bytes)
@@ -177,10 +187,8 @@ class Divided(Eager):
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
         if bias is not None:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        narrow = self.narrows(step)
-        return record(
-            self.graph, "redistribute", [out], self.reduce_scatter(out), lambda g, _: [self.all_gather(g, narrow)]
-        )
+        narrow, summed = self.narrows(step), self.reduce_scatter(out, product=True)
+        return record(self.graph, "redistribute", [out], summed, lambda g, _: [self.all_gather(g, narrow)])
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)

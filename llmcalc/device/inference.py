@@ -251,7 +251,8 @@ def replay_inference(
     run.passes()
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
     found.after = meter.now
-    found.read(device)
+    if device is not None:
+        found.read(device, meter.now, meter.peak)
     return found
 
 

@@ -17,20 +17,22 @@ from typing import NamedTuple, TypeAlias
 from ..kernels.layout import Shape, Strides
 from ..kernels.meter import Block, Meter, NoMeter, Peak, Place
 from ..kernels.tensor import Dtype, Storage, Tensor
-from .recording import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
+from .played import Step, allocation, on_stream, release
+from .recording import FREED, KEPT, NOWHERE, PLACED, TAKEN, Event, Recorder
 from .unfolding import Irregular
 
 
 class Noted(Meter):
     """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
 
-    count: as of `Recorder`. pieces: the events in order, and what is added to the number of each one's storage.
+    count: as of `Recorder`. pieces: the steps in order, and what is added to the number of each one's storage.
+    most: the most bytes of all storages since the beginning.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.pieces: list[tuple[list[Event], int]] = []
-        self._events: list[Event] = []
+        self.pieces: list[tuple[list[Step], int]] = []
+        self._steps: list[Step] = []
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
         self._highest_in = self.peaks
@@ -43,24 +45,26 @@ class Noted(Meter):
     @stream.setter
     def stream(self, stream: int) -> None:
         self._stream = stream
-        self._events.append((-1, STREAMED, stream))
+        self._steps.append(on_stream(stream))
 
     def allocate(self, size: int) -> Block:
         block = super().allocate(size)
         block.handle = self.count
-        self._events.append((self.count, size, None))
+        if size:
+            self._steps.append(allocation(self.count, size))
         self.count += 1
         return block
 
     def free(self, block: Block) -> None:
         super().free(block)
-        self._events.append((block.handle, FREED, None))
+        if block.bytes:
+            self._steps.append(release(block.handle))
 
     def cut(self) -> None:
         """Ends the piece that is written."""
-        if self._events:
-            self.pieces.append((self._events, 0))
-            self._events = []
+        if self._steps:
+            self.pieces.append((self._steps, 0))
+            self._steps = []
 
     def play(self, trace: Trace, home: Home, below: int, homes: Mapping[Home, int]) -> int:
         """Plays the pass `home`, of layers that come after `below` more others than in its rehearsal.
@@ -71,16 +75,16 @@ class Noted(Meter):
         base = self.count
         self.count += trace.count
         self.cut()
-        events = trace.events
+        steps = trace.steps
         if trace.others:
-            events = list(events)
+            steps = list(steps)
             for at, (chunk, kind, number), x in trace.others:
                 other = chunk, kind, home[2] + number
                 first = base if other == home else homes.get(other)
                 if first is None:
                     raise Irregular
-                events[at] = first + x - base, FREED, None
-        self.pieces.append((events, base))
+                steps[at] = release(first + x - base)
+        self.pieces.append((steps, base))
         self._count(trace, below)
         return base
 
@@ -169,8 +173,8 @@ class Made(NamedTuple):
 class Trace:
     """What a pass does.
 
-    events: what is allocated and freed; storages are numbered in the pass.
-    count: how many there are. others: of events that free a storage of another pass, where they are, the pass and the
+    steps: what is allocated and freed; storages are numbered in the pass.
+    count: how many there are. others: of steps that free a storage of another pass, where they are, the pass and the
     storage. bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
     peaks: the most at each place, over what was there before the pass. settled: the kinds at the first event that may
     follow a peak from before. start, end: the places then. ends_risen: whether the peak there is still rising.
@@ -178,7 +182,7 @@ class Trace:
     entered: the kind under which what entered it is counted from here on; None for as before.
     """
 
-    events: list[Event] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     count: int = 0
     others: list[tuple[int, Home, int]] = field(default_factory=list)
     bytes: int = 0
@@ -349,7 +353,8 @@ class Reading:
                 size, what = what, "overhead"
             if size >= 0:
                 own[x] = len(own)
-                trace.events.append((own[x], size, None))
+                if size:
+                    trace.steps.append(allocation(own[x], size))
                 self.sizes[x], self.kinds[x] = size, what
                 self.homes[x] = piece.home, own[x]
                 now += size
@@ -362,14 +367,7 @@ class Reading:
                     peaks[here], risen = (peaks[here][0], dict(kinds)), False
                 if not settled:
                     settled, trace.settled = True, dict(kinds)
-                if x in own:
-                    trace.events.append((own[x], FREED, None))
-                elif x in self.homes and x not in self.shown:
-                    home, number = self.homes[x]
-                    trace.others.append((len(trace.events), home, number))
-                    trace.events.append((0, FREED, None))
-                else:
-                    raise Irregular
+                self._freed(x, own, trace)
                 now -= self.sizes[x]
                 kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
             elif size == PLACED:
@@ -403,6 +401,17 @@ class Reading:
         if piece.home[1] != "B" and not trace.made:
             raise Irregular
         return trace
+
+    def _freed(self, x: int, own: Mapping[int, int], trace: Trace) -> None:
+        """Adds that a storage is freed, which may be of another pass."""
+        if x not in own and (x not in self.homes or x in self.shown):
+            raise Irregular
+        if not self.sizes[x]:
+            return
+        if x not in own:
+            home, number = self.homes[x]
+            trace.others.append((len(trace.steps), home, number))
+        trace.steps.append(release(own.get(x, 0)))
 
     def _first_place(self, piece: Piece) -> Place:
         """Where a pass begins, which it may say itself."""

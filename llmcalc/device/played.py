@@ -1,168 +1,234 @@
-"""The caching allocator over events that are known beforehand.
+"""The caching allocator over steps that are known beforehand.
 
 `PlayedAllocator` follows the rules of `CachingAllocator`, with the same sums. It has no object for a block, and hands
-none out, so a run is replayed in less than half of the time. It does not return memory to the device, and so an
-expandable segment has one range of addresses without memory, at its end.
+none out, so a run is replayed in a third of the time. It does not return memory to the device, and so an expandable
+segment has one range of addresses without memory, at its end.
+
+A block is one number: its size and then its address in BITS bits. Blocks of one pool have addresses of their own, so
+that an address tells the pool.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 from .allocator import LARGE_BUFFER, MIN_BLOCK_SIZE, MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
 from .recording import FREED, NAMED, STREAMED, TAKEN, Event
 
 UNIT = MIN_BLOCK_SIZE.bit_length() - 1
-"""Sizes and addresses are counted in blocks of 2^UNIT bytes."""
+"""Sizes and addresses are counted in units of 2^UNIT bytes."""
 
 SMALL, LARGE = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT
 
 BITS = 120
-"""A free block is one number, its size and then its address in BITS bits, so that they are sorted as torch sorts them.
-So many hold the addresses of the largest sizes that a description may have.
-"""
+"""Bits of an address. So many hold the addresses of the largest sizes that a description may have."""
 
 ADDRESS = (1 << BITS) - 1
 
-RANGE = 1 << 112
-"""Addresses of one expandable segment, of which no two may meet."""
+RANGE = 112
+"""Bits of an address in its pool; the bits above them are the number of the pool."""
+
+NO_BLOCK = 1 << 2 * BITS
+"""Above every block: the end of each list of free blocks."""
+
+Step: TypeAlias = tuple[int, int, int]
+"""(number of a storage, its units shifted by BITS, its units) where one is allocated; (number, 0, 0) where it is freed;
+(−1, −1, number of a stream) where another stream begins. Storages without bytes have no steps.
+"""
+
+
+def allocation(x: int, bytes: int) -> Step:
+    """The step that allocates storage `x`, of at least one byte."""
+    n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
+    return x, n << BITS, n
+
+
+def release(x: int) -> Step:
+    """The step that frees storage `x`."""
+    return x, 0, 0
+
+
+def on_stream(number: int) -> Step:
+    """The step from which on storages are allocated on that stream."""
+    return -1, -1, number
 
 
 class Pool:
     """The free blocks of one stream for small or for large requests.
 
-    free: size and address of each, sorted. least_rest: a block is split if at least so much remains.
-    page: what a segment grows by, or the size of one. top: of an expandable segment, its first address without memory.
+    free: them in order, and NO_BLOCK. least_rest: a block is split if at least so much remains, in small pools always.
+    page: what a segment grows by, or the size of one. top: the first address that no segment has had.
     """
 
     __slots__ = ("free", "least_rest", "page", "top")
 
-    def __init__(self, small: bool, expandable: bool, start: int) -> None:
-        self.free: list[int] = []
+    def __init__(self, number: int, small: bool, expandable: bool) -> None:
+        self.free = [NO_BLOCK]
         self.least_rest = 1 if small or expandable else SMALL + 1
         self.page = (SMALL_BUFFER if small else LARGE_BUFFER) >> UNIT
-        self.top = start
+        self.top = (number << RANGE) + 1
 
 
 class PlayedAllocator:
-    """torch's caching allocator, empty at first. expandable_segments and the sums: as of `CachingAllocator`."""
+    """torch's caching allocator, empty at first.
+
+    expandable_segments: as of `CachingAllocator`. allocated, reserved, peak_allocated, peak_reserved: as its sums.
+    """
 
     def __init__(self, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
-        self.allocated = self.requested = self.reserved = 0
-        self.peak_allocated = self.peak_requested = self.peak_reserved = 0
-        self.requested_at_peak = self.reserved_at_peak = 0
+        self.allocated = self.reserved = self.peak_allocated = 0
         self._pools: dict[int, tuple[Pool, Pool]] = {}
-        self._starts: dict[int, int] = {}  # address of a free block -> its size
-        self._ends: dict[int, int] = {}  # address after a free block -> its own
-        self._next = 1
+        self._lists: list[list[int]] = []  # the free blocks of each pool
+        self._starts: dict[int, int] = {}  # address of a free block -> the block
+        self._ends: dict[int, int] = {}  # address after a free block -> the block
         self._stream = 0
-        self._held: list[Any] = []  # of each storage, the free blocks of its pool, its address, size and bytes
+        self._held: list[int] = []  # the block of each storage
+
+    @property
+    def peak_reserved(self) -> int:
+        """The same as reserved, of which nothing is returned."""
+        return self.reserved
 
     def _of_stream(self, stream: int) -> tuple[Pool, Pool]:
         found = self._pools.get(stream)
         if found is None:
-            grows, start = self.expandable_segments, 2 * RANGE * len(self._pools) + 1
-            found = self._pools[stream] = Pool(True, grows, start), Pool(False, grows, start + RANGE)
+            number, grows = len(self._lists), self.expandable_segments
+            found = self._pools[stream] = Pool(number, True, grows), Pool(number + 1, False, grows)
+            self._lists += [pool.free for pool in found]
         return found
 
-    def play(self, events: Iterable[Event], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Allocates and frees what events say. Storages keep their numbers from one call to the next.
+    def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
+        """Allocates and frees what steps say. Storages keep their numbers from one call to the next.
 
-        count: the numbers are below it. base: what is added to each of these events' numbers, 0 by default.
+        count: the numbers are below it. base: what is added to each of these steps' numbers, 0 by default.
         """
-        starts, ends, held = self._starts, self._ends, self._held
-        held += [None] * (count - len(held))
-        allocated, requested = self.allocated >> UNIT, self.requested
-        most, peak_requested = self.peak_allocated >> UNIT, self.peak_requested
+        starts, ends, held, lists = self._starts, self._ends, self._held, self._lists
+        held += [0] * (count - len(held))
+        now, most = self.allocated >> UNIT, self.peak_allocated >> UNIT
         expandable, (small, large) = self.expandable_segments, self._of_stream(self._stream)
-        for x, size, what in events:
-            if size == FREED:
-                free, address, n, size = held[x + base]
-                requested -= size
-                allocated -= n
+        small_free, large_free, large_rest = small.free, large.free, large.least_rest
+        for x, size, n in steps:
+            if not size:
+                block = held[x + base]
+                address, n = block & ADDRESS, block >> BITS
+                now -= n
                 end = address + n
+                free = lists[address >> RANGE]
                 if end in starts:  # the block after it is free too
-                    more = starts.pop(end)
-                    del free[bisect_left(free, more << BITS | end)]
-                    n += more
-                    end += more
+                    other = starts.pop(end)
+                    del free[bisect_left(free, other)]
+                    block += other - end
+                    end += other >> BITS
                 if address in ends:
-                    before = ends.pop(address)
-                    more = address - before
-                    del free[bisect_left(free, more << BITS | before)]
-                    n += more
-                    address = before
-                if n:
-                    starts[address], ends[end] = n, address
-                    insort(free, n << BITS | address)
+                    other = ends.pop(address)
+                    del free[bisect_left(free, other)]
+                    block += other - address
+                starts[block & ADDRESS] = ends[end] = block
+                insort(free, block)
                 continue
-            x += base
-            if size <= 0:
-                if size == NAMED:
-                    held[x] = held[what + base]
-                elif size == STREAMED:
-                    self._stream = what
-                    small, large = self._of_stream(what)
-                elif size == 0:
-                    held[x] = small.free, 0, 0, 0
-                if size != TAKEN or held[x] is not None:
+            if size < 0:
+                self._stream = n
+                small, large = self._of_stream(n)
+                small_free, large_free = small.free, large.free
+                continue
+            if n > SMALL:
+                free, least_rest = large_free, large_rest
+            else:
+                free, least_rest = small_free, 1
+            place = bisect_left(free, size)
+            block = free[place]
+            if block == NO_BLOCK:
+                block = self._grown(large if n > SMALL else small, n)
+            else:
+                if expandable and free[place + 1] != NO_BLOCK:
+                    top = (large if n > SMALL else small).top
+                    if (block & ADDRESS) + (block >> BITS) == top:
+                        place += 1  # a block that can grow counts with all that it can grow to
+                        block = free[place]
+                del free[place]
+                del starts[block & ADDRESS]
+            now += n
+            address, whole = block & ADDRESS, block >> BITS
+            rest = whole - n
+            if rest >= least_rest:
+                held[x + base] = size + address
+                block += n - size
+                starts[address + n] = ends[address + whole] = block
+                insort(free, block)
+            else:
+                held[x + base] = block
+                ends.pop(address + whole, None)
+                now += rest
+            if now > most:  # noqa: PLR1730
+                most = now
+        self.allocated, self.peak_allocated = now << UNIT, most << UNIT
+
+    def _grown(self, pool: Pool, n: int) -> int:
+        """Reserves memory for a block: that block, which may be larger.
+
+        In a new segment (get_allocation_size), or before the end of an expandable one (try_allocate_expandable_block).
+        """
+        if not self.expandable_segments:
+            round_large = ROUND_LARGE >> UNIT
+            size = pool.page if n < LARGE else -(-n // round_large) * round_large
+            block = size << BITS | pool.top
+            pool.top += size + 1  # blocks of two segments never touch
+            self.reserved += size << UNIT
+            return block
+        block = self._ends.pop(pool.top, pool.top)
+        if block >> BITS:
+            del self._starts[block & ADDRESS]
+            del pool.free[bisect_left(pool.free, block)]
+        pages = -(-(n - (block >> BITS)) // pool.page) * pool.page
+        pool.top += pages
+        self.reserved += pages << UNIT
+        return block + (pages << BITS)
+
+
+class Score:
+    """The steps of events, which are given piece by piece, and what they request.
+
+    count: of storages, which are numbered below it. requested, peak_requested: bytes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.requested = self.peak_requested = 0
+        self._bytes: list[Any] = [None] * count
+        self._named: dict[Any, Any] = {}
+
+    def steps(self, events: Sequence[Event]) -> list[Step]:
+        """The steps of the next events."""
+        sizes, named = self._bytes, self._named
+        now, most = self.requested, self.peak_requested
+        steps: list[Step] = []
+        x: Any
+        for x, size, what in events:
+            if size == TAKEN:
+                if sizes[x] is not None:
                     continue
                 size = what
-            n = (size + MIN_BLOCK_SIZE - 1) >> UNIT
-            pool = large if n > SMALL else small
-            free = pool.free
-            place = bisect_left(free, n << BITS)
-            if place == len(free):
-                address, whole = self._expand(pool, n) if expandable else self._new_segment(pool, n)
+            if size > 0:
+                sizes[x] = size
+                if named:
+                    named.pop(x, None)
+                n = (size + MIN_BLOCK_SIZE - 1) >> UNIT
+                steps.append((x, n << BITS, n))
+                now += size
+                if now > most:  # noqa: PLR1730
+                    most = now
+            elif size == FREED:
+                x = named.get(x, x)
+                if sizes[x]:
+                    steps.append((x, 0, 0))
+                    now -= sizes[x]
+            elif size == NAMED:
+                named[x] = named.get(what, what)
+            elif size == STREAMED:
+                steps.append(on_stream(what))
             else:
-                if expandable and place + 1 < len(free) and (free[place] & ADDRESS) + (free[place] >> BITS) == pool.top:
-                    place += 1  # a block that can grow counts with all that it can grow to
-                found = free.pop(place)
-                address, whole = found & ADDRESS, found >> BITS
-                del starts[address]
-            rest = whole - n
-            if rest >= pool.least_rest:
-                after = address + n
-                starts[after], ends[after + rest] = rest, after
-                insort(free, rest << BITS | after)
-            else:
-                n = whole
-                ends.pop(address + n, None)
-            held[x] = free, address, n, size
-            requested += size
-            if requested > peak_requested:  # noqa: PLR1730
-                peak_requested = requested
-            allocated += n
-            if allocated > most:
-                most = allocated
-                self.requested_at_peak, self.reserved_at_peak = requested, self.reserved
-        self.allocated, self.requested = allocated << UNIT, requested
-        self.peak_allocated, self.peak_requested = most << UNIT, peak_requested
-
-    def _new_segment(self, pool: Pool, n: int) -> tuple[int, int]:
-        """Reserves a segment for a block (get_allocation_size): its address, and its size."""
-        round_large = ROUND_LARGE >> UNIT
-        size = pool.page if n < LARGE else -(-n // round_large) * round_large
-        address = self._next
-        self._next += size + 1  # blocks of two segments never touch
-        self._reserve(size)
-        return address, size
-
-    def _expand(self, pool: Pool, n: int) -> tuple[int, int]:
-        """Maps pages until the block before the end of a segment has that size (try_allocate_expandable_block)."""
-        address = self._ends.pop(pool.top, pool.top)
-        have = pool.top - address
-        if have:
-            del self._starts[address]
-            del pool.free[bisect_left(pool.free, have << BITS | address)]
-        pages = -(-(n - have) // pool.page) * pool.page
-        pool.top += pages
-        self._reserve(pages)
-        return address, have + pages
-
-    def _reserve(self, size: int) -> None:
-        self.reserved += size << UNIT
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+                sizes[x] = 0
+        self.requested, self.peak_requested = now, most
+        return steps

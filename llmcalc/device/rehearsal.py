@@ -82,9 +82,9 @@ def on_allocator(run: RankRun, meter: Noted, expandable: bool) -> Replayed:
     found = replayed(run, meter)
     meter.cut()
     device = PlayedAllocator(expandable)
-    for events, base in meter.pieces:
-        device.play(events, meter.count, base)
-    found.read(device)
+    for steps, base in meter.pieces:
+        device.play(steps, meter.count, base)
+    found.read(device, meter.now, meter.peak)
     return found
 
 

@@ -102,12 +102,11 @@ class Replayed:
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
-    def read(self, device: Device | PlayedAllocator | None) -> None:
-        """Takes what an allocator counted."""
-        if device is not None:
-            self.reserved = device.peak_reserved
-            self.slop = device.peak_allocated - device.peak_requested
-            self.slop_after = device.allocated - device.requested
+    def read(self, device: Device | PlayedAllocator, requested: int, peak_requested: int) -> None:
+        """Takes what an allocator counted. requested, peak_requested: bytes of tensors after the run, and the most."""
+        self.reserved = device.peak_reserved
+        self.slop = device.peak_allocated - peak_requested
+        self.slop_after = device.allocated - requested
 
     def take_peaks(
         self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
@@ -384,7 +383,8 @@ def replayed(run: Steps, meter: Meter) -> Replayed:
     meter.place = Place("after")
     found.take_peaks(first, meter.peaks)
     found.after = meter.now
-    found.read(meter.device)
+    if meter.device is not None:
+        found.read(meter.device, meter.now, meter.peak)
     return found
 
 

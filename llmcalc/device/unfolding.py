@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from ..kernels.lowering import RECORDED
-from ..kernels.meter import Device, Meter, Place
+from ..kernels.meter import Meter, Place
 from .fold import Loop
-from .played import PlayedAllocator
+from .played import PlayedAllocator, Score
 from .recording import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
 from .training import Replayed
 
@@ -49,10 +49,10 @@ class Blocks(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: Device | PlayedAllocator) -> Blocks:
-        """What an allocator has counted."""
-        slop, free = device.peak_allocated - device.peak_requested, device.peak_reserved - device.peak_allocated
-        return Blocks(device.peak_requested, slop, free, device.allocated - device.requested)
+    def of(device: PlayedAllocator, score: Score) -> Blocks:
+        """What an allocator has counted of steps."""
+        slop, free = device.peak_allocated - score.peak_requested, device.peak_reserved - device.peak_allocated
+        return Blocks(score.peak_requested, slop, free, device.allocated - score.requested)
 
     @staticmethod
     def joined(runs: Sequence[Blocks]) -> Blocks:
@@ -328,16 +328,13 @@ class Unfolding:
         found.after = meter.now
         return found
 
-    def blocks(self, device: Device | PlayedAllocator, repeats: Mapping[int, int]) -> Blocks:
+    def blocks(self, device: PlayedAllocator, repeats: Mapping[int, int]) -> Blocks:
         """What an allocator adds to a run with that many repeats of each stack's pattern; by default of all."""
         events = Unfolded(self, repeats, places=False)
-        storages: list[Any] = [None] * events.count
+        score = Score(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            if isinstance(device, PlayedAllocator):
-                device.play(events.of(piece), events.count)
-            else:
-                _allocate(device, events.of(piece), storages)
-        return Blocks.of(device)
+            device.play(score.steps(events.of(piece)), events.count)
+        return Blocks.of(device, score)
 
 
 class Unfolded:
@@ -447,18 +444,3 @@ def _count(meter: Meter, events: Sequence[Event], storages: list[Any]) -> None:
         elif storages[x] is None:
             meter.kind = "overhead"
             storages[x] = allocate(what)
-
-
-def _allocate(device: Device, events: Sequence[Event], storages: list[Any]) -> None:
-    allocate, free, stream = device.allocate, device.free, 0
-    for x, size, what in events:
-        if size >= 0:
-            storages[x] = allocate(size, stream)
-        elif size == FREED:
-            free(storages[x])
-        elif size == NAMED:
-            storages[x] = storages[what]
-        elif size == STREAMED:
-            stream = what
-        elif storages[x] is None:
-            storages[x] = allocate(what, stream)

@@ -23,9 +23,13 @@ from ..layouts.search import routed_experts
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..run.layout import Layout, Stage, stages
+from .dtensor import Divided
 from .fold import FEW
+from .fsdp.pipeline import ACTIVE
 from .memory import Memory
 from .pipeline import Chunk
+from .recording import Recorder
+from .ring import RingAttention, part_of_sequence, ring_of
 from .training import Training
 
 
@@ -84,7 +88,8 @@ class Walk:
     """Walks the ranks of layouts of one model.
 
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
-    beside: what each rank holds beside, such as workspaces.
+    beside: what each rank holds beside, such as workspaces. whole: under FSDP2, bytes of each parameter while it is
+    gathered, and of its gradient until it is reduced.
     """
 
     spec: ModelSpec
@@ -92,6 +97,7 @@ class Walk:
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
+    whole: tuple[int, int] | None = None
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -128,7 +134,7 @@ class Walk:
             max(one.forward, one.backward) - one.saved for one, count in zip(passes, flying.whole, strict=True) if count
         )
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
-        return stays + most + max(0, last) + self.beside
+        return stays + most + max(0, last) + self.gathered(layout, own) + self.beside
 
     def static(self, layout: Layout, stage: Stage) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
@@ -140,6 +146,19 @@ class Walk:
             total += n * gradients / (shards if layout.zero >= 2 else 1)
             total += n * optimizer / (shards if layout.zero >= 1 else 1)
         return round(total)
+
+    def gathered(self, layout: Layout, own: Sequence[Stage]) -> int:
+        """Bytes of whole weights and gradients of a pipeline's chunks, beside the shards of `static`.
+
+        FSDP2 reduces gradients after the last micro-batch of a step, and until then neither divides the weights again,
+        unless layers give them back; of several chunks a few are whole at once (`fsdp.pipeline`).
+        """
+        if self.whole is None or layout.zero < 3 or layout.pp == 1:
+            return 0
+        weights, gradients = self.whole
+        counts = sorted((sum(self.elements(layout, stage)) for stage in own), reverse=True)
+        chunks = (0 if len(own) == 1 else 1) if layout.reshard else ACTIVE
+        return round(sum(counts[:chunks]) * weights + sum(counts) * gradients * (1 - 1 / layout.shards))
 
     def elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts."""
@@ -226,12 +245,29 @@ class Walk:
         return alone, list(stages(alone, count))[rank]
 
 
+class DividedInRing(Divided, RingAttention):
+    """Divided products, and attention in a ring."""
+
+
+class RingChunk(Chunk):
+    """The layers of one stage, with the part of each sequence that a rank of a ring has."""
+
+    profiles = RingAttention, DividedInRing
+    lowering: RingAttention
+
+    def __init__(
+        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+    ) -> None:
+        super().__init__(spec, replace(how, seq=part_of_sequence(layout, how.seq)), layout, rank, stage, meter)
+        self.lowering.ring = ring_of(layout, rank)
+
+
 def torch_passes(spec: ModelSpec, how: Training) -> Measure:
-    """Measures passes of torch's own kernels."""
+    """Measures passes of torch's own kernels. Raises `Unsupported` for kernels that are not in a ring."""
 
     def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
         meter = Meter()
-        chunk = Chunk(spec, how, layout, 0, stage, meter)
+        chunk = RingChunk(spec, how, layout, 0, stage, meter)
         found: list[Passes] = []
         for count in (repeats[0], *repeats):  # the second time gradients are there already
             chunk.lowering.run_only = {} if count is None else {0: count}

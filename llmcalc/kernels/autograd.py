@@ -276,6 +276,15 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
     return outs
 
 
+def _own(given: object) -> int:
+    return sys.getrefcount(given)
+
+
+OWN = _own(object())
+"""The references that `sys.getrefcount` counts of what a function's variable alone holds: 2, and from Python 3.14 on 1,
+where calls borrow variables."""
+
+
 def _add(
     graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, in_place: bool
 ) -> None:
@@ -286,7 +295,7 @@ def _add(
     old = held[key]
     if given.shape != old.shape:
         given = graph.new(old.shape, given.dtype)
-    alone = sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2
+    alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
     if not (in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
@@ -298,7 +307,7 @@ def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
     if leaf.grad is None and graph.keeps_gradients:
-        if sys.getrefcount(given) > 2 or not _stored_alike(given, leaf):
+        if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
             given = graph.new(leaf.shape, given.dtype, leaf.strides)
         leaf.grad = given
         graph.meter.kept(given.storage.block, "gradients")

@@ -84,7 +84,7 @@ def search(
             except InputError as error:
                 result.refused[str(error).partition(";")[0]] += 1
                 continue
-            _try(result, axes, layers, layout, global_batch, micro_batch)
+            _try(result, axes, layers, layout, global_batch, micro_batch, framework)
     return result
 
 
@@ -104,12 +104,18 @@ def _has(framework: Framework, sizes: dict[str, int]) -> bool:
 
 WITHOUT: dict[Framework, tuple[str, ...]] = {
     "torch": ("cp", "ep"),
-    "fsdp2": ("cp", "pp", "vpp", "ep"),
+    "fsdp2": ("ep",),
     "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
     "megatron": (),
 }
 """Framework → groups that are not tried."""
 
+
+TORCH = "torch", "fsdp2"
+"""Frameworks whose pipelines take at least as many micro-batches as they have stages.
+
+Source: torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`.
+"""
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
 """Options that are no sizes of groups, and hold for every layout where they are given."""
@@ -135,6 +141,7 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         sequence_parallel=sizes["tp"] > 1 and framework in ("megatron", "fsdp2"),
         zero=cast(Zero, zero) if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
+        reshard=not (framework == "fsdp2" and sizes["pp"] > 1 and shares),  # as `Asked.layout`
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
     found = replace(found, **given)
@@ -144,7 +151,13 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
 
 
 def _try(
-    result: Search, axes: Iterable[Axis], layers: int, layout: Layout | None, global_batch: int, micro_batch: int
+    result: Search,
+    axes: Iterable[Axis],
+    layers: int,
+    layout: Layout | None,
+    global_batch: int,
+    micro_batch: int,
+    framework: Framework,
 ) -> None:
     """Adds a layout to what was found, or to what was refused."""
     if layout is None:
@@ -152,6 +165,8 @@ def _try(
         return
     batches, rest = divmod(global_batch, layout.dp * micro_batch)
     reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
+    if not reason and framework in TORCH and layout.schedule == "1f1b" and batches < layout.pp:
+        reason = ROUNDS
     if reason:
         result.refused[reason] += 1
     else:

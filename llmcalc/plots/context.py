@@ -11,8 +11,8 @@ from ..costs.cache import kv
 from ..costs.flops import flops, sight_of
 from ..costs.limits import longest_sequence
 from ..sources.preset import Preset
+from ..views.palette import FAINT, INK, SERIES
 from .figure import STYLE, new_figure
-from .palette import FAINT, INK, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
@@ -53,6 +54,19 @@ def _notebook_figure() -> type[Figure]:
             return rendered(self, "svg").decode()
 
     return NotebookFigure
+
+
+def panels(axes: Any, count: int) -> list[Axes]:
+    """The axes that a picture of so many panels is to be drawn on, from the upper left, row by row.
+
+    axes: as `figure.subplots` returns them, or a list. Raises `InputError` for another number of them.
+    """
+    import numpy
+
+    found = list(numpy.ravel(axes))
+    if len(found) != count:
+        raise InputError(f"ax: {len(found)} are given; expected {count}, one for each panel")
+    return found
 
 
 def format_of(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .palette import INK
+from ..views.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

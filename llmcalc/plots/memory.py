@@ -10,8 +10,8 @@ from ..costs.resident import Fit
 from ..device.answer import DeviceMemory
 from ..device.memory import Memory
 from ..views.memory import KIND_NAMES, PHASE_NAMES, run_text
+from ..views.palette import FAINT, INK, KINDS
 from .figure import STYLE, new_figure
-from .palette import FAINT, INK, KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.params import ParameterCount
+from ..views.palette import COMPONENTS, INK, OTHER
 from .figure import STYLE, new_figure
-from .palette import COMPONENTS, INK, OTHER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..layouts.schedules import Kind, Timetable
 from ..run.layout import Layout
+from ..views import palette
 from ..views.schedule import PASSES, costs_text, kinds_of, title
-from . import palette
 from .figure import STYLE, new_figure
 
 if TYPE_CHECKING:

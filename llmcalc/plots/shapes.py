@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import units
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
-from .figure import STYLE, new_figure
+from ..views.palette import COMPONENTS, FAINT, INK, SERIES
+from .figure import STYLE, new_figure, panels
 from .labels import named
-from .palette import COMPONENTS, FAINT, INK, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,38 +20,44 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def shape(studies: Sequence[tuple[str, Study]]) -> Figure:
+def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None) -> Figure:
     """Two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
-    studies: (name, equal-budget shapes); a diamond marks the model itself.
+    studies: (name, equal-budget shapes); a diamond marks the model itself. ax: the two axes to draw on, as
+    `figure.subplots` returns them; by default those of a figure of its own, with a title. Raises `InputError` for
+    another number of axes.
     """
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        figure = new_figure(10, 4.4)
-        left, right = figure.subplots(1, 2)
+        figure = new_figure(10, 4.4) if ax is None else None
+        left, right = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
         for i, (name, one) in enumerate(studies):
-            colour = SERIES[i % len(SERIES)]
-            rows = sorted(one.shapes, key=lambda each: each.stack.aspect_ratio)
-            for ax, values in (
-                (left, [row.kv_bytes_per_token / 1024 for row in rows]),
-                (right, [row.forward_flops_per_token / row.parameters for row in rows]),
-            ):
-                ratios = [row.stack.aspect_ratio for row in rows]
-                ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=name)
-                own = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
-                for x, y in own:
-                    ax.plot(x, y, marker="D", markersize=9, color=colour)
+            _curves(left, right, name, one, SERIES[i % len(SERIES)])
         left.set_yscale("log", base=2)
-        for ax, title in ((left, "KV cache per token, KiB"), (right, "forward FLOPs per token / parameters")):
-            _ratio_axis(ax, upright=True)
-            ax.set_title(title, color=INK)
+        for each, title in ((left, "KV cache per token, KiB"), (right, "forward FLOPs per token / parameters")):
+            _ratio_axis(each, upright=True)
+            each.set_title(title, color=INK)
         left.yaxis.set_major_formatter("{x:g}")
         left.legend(frameon=False, fontsize=9)
-        kinds = {one.budget.kind for _, one in studies}
-        what = " and ".join(sorted(kinds))
-        figure.suptitle(f"Shapes of equal {what}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-    return figure
+        what = " and ".join(sorted({one.budget.kind for _, one in studies}))
+        if figure is not None:
+            figure.suptitle(f"Shapes of equal {what}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    return left.figure  # type: ignore[return-value]
+
+
+def _curves(left: Axes, right: Axes, name: str, found: Study, colour: str) -> None:
+    """The shapes of one study in both panels, from the deepest to the widest."""
+    rows = sorted(found.shapes, key=lambda each: each.stack.aspect_ratio)
+    ratios = [row.stack.aspect_ratio for row in rows]
+    for ax, values in (
+        (left, [row.kv_bytes_per_token / 1024 for row in rows]),
+        (right, [row.forward_flops_per_token / row.parameters for row in rows]),
+    ):
+        ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=name)
+        own = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
+        for x, y in own:
+            ax.plot(x, y, marker="D", markersize=9, color=colour)
 
 
 def _ratio_axis(ax: Axes, upright: bool) -> None:
@@ -76,32 +83,41 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 """What is on the upright axes."""
 
 
-def aspect(models: Sequence[tuple[Preset, Quantities]]) -> Figure:
+def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None) -> Figure:
     """Four panels: h/L and d_ff/h, against parameters and against the year.
 
     The models whose values are most unlike the others' are named first; a name without room is left out.
+
+    ax: the four axes to draw on, as `figure.subplots(2, 2)` returns them; by default those of a figure of its own, with
+    a title. Names are placed for the size that the axes have then. Raises `InputError` for another number of axes.
     """
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        figure = new_figure(12, 8.4)
-        axes = figure.subplots(2, 2)
-        figure.suptitle(
-            f"Proportions of {len(models):,} models", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold"
-        )
+        figure = new_figure(12, 8.4) if ax is None else None
+        axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
         drawn = [
-            (ax, _scatter(ax, models, title, against))
-            for row, title in zip(axes, (ASPECT, WIDTH), strict=True)
-            for ax, against in zip(row, ("parameters", "year"), strict=True)
+            (one, _scatter(one, models, title, against))
+            for one, (title, against) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
         ]
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # names are placed where everything stays
-        for ax, points in drawn:
+        if figure is not None:
+            _headed(figure, f"Proportions of {len(models):,} models", axes[0])
+        else:
+            axes[0].legend(frameon=False, fontsize=9)
+            axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
+        for one, points in drawn:
             places = [(x, y) for x, y, _ in points]
-            named(ax, places[:NAMED], [name for _, _, name in points[:NAMED]], places[NAMED:])
-    return figure
+            named(one, places[:NAMED], [name for _, _, name in points[:NAMED]], places[NAMED:])
+    return axes[0].figure  # type: ignore[return-value]
+
+
+def _headed(figure: Figure, title: str, ax: Axes) -> None:
+    """Title and legend above all panels, which then stay where they are: names are placed beside what does not move."""
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 NAMED = 120

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+LENGTHS = (40, 30, 20, 12)
+"""Characters of a bar of the whole, the longest first: a table takes the first one that its width has room for."""
 
 WIDTH = 20
-"""Characters of a bar of the whole, and of a course."""
+"""Characters of a bar of the whole where no width is known, and of a course."""
 
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def share(part: float) -> str:
-    """A bar for a share of at most 1; what is more than nothing has at least a line."""
-    return "█" * round(part * WIDTH) or ("▏" if part > 0 else "")
+class Bar(NamedTuple):
+    """A share of a whole, of at most 1. colour: on a terminal, as `#rrggbb`. length: characters of the whole."""
+
+    part: float
+    colour: str = ""
+    length: int = WIDTH
+
+
+def share(bar: Bar) -> str:
+    """The bar as text; what is more than nothing has at least a line."""
+    return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
 def course(values: Sequence[int], most: int, width: int = WIDTH) -> str:

@@ -10,11 +10,10 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..sources.budgets import KINDS, Limit
 from ..studies.budget import Check, broken
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, noted
 from .notes import plural
 
 COLUMNS = (
-    Column("target", "model", justify="left"),
     Column("key", "bound on", justify="left", wrap=True),
     Column("measured", "value"),
     Column("limit", "bound"),
@@ -26,14 +25,23 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 
 def report(file: str, checks: list[Check]) -> Report:
-    """The answer as data and as a table. file: the budget's name."""
+    """The answer as data and as a table for each model. file: the budget's name."""
     missed = broken(checks)
     kept = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     answer = f"{plural(missed, 'bound')} of {len(checks)} broken" if missed else kept
-    rows = [
+    notes = ["memory: that of one device, which has to fit (device_bytes); without a phase inference"]
+    has_memory = any(check.key in ("memory", "fits") for check in checks)
+    targets = dict.fromkeys(check.target for check in checks)
+    tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
+    whole = Table(file, COLUMNS, [], answer=answer, name="bounds")
+    return Report(_data(file, checks), noted([whole, *tables], notes if has_memory else []))
+
+
+def _rows(target: str, checks: list[Check]) -> list[Row]:
+    """A row for each bound on a model."""
+    return [
         Row(
             [
-                check.target,
                 _key(check),
                 _written(check.key, check.measured),
                 ", ".join(f"{limit.operator} {_bound(check.key, limit)}" for limit in check.limits),
@@ -42,10 +50,8 @@ def report(file: str, checks: list[Check]) -> Report:
             ]
         )
         for check in checks
+        if check.target == target
     ]
-    notes = ["memory: that of one device, which has to fit (device_bytes); without a phase inference"]
-    has_memory = any(check.key in ("memory", "fits") for check in checks)
-    return Report(_data(file, checks), [Table(file, COLUMNS, rows, "", notes if has_memory else [], answer)])
 
 
 def _key(check: Check) -> str:

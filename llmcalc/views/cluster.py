@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from .. import units
@@ -11,7 +12,8 @@ from ..device.cluster import Cluster, RankMemory
 from ..run.layout import stages
 from ..sources.launch.launch import Launch
 from ..sources.preset import Preset
-from . import bars
+from . import bars, palette
+from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .memory import (
     KIND_NAMES,
@@ -35,13 +37,22 @@ PART_COLUMNS = (
     Column("part", "item", justify="left"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left"),
+    Column("bar", "", bars.share, justify="left", bar=True),
 )
+
+
+def _in_steps(layers: str) -> str:
+    """`0, 4, …, 28` for chunks of a stage that are evenly spaced."""
+    chunks = layers.split(", ")
+    starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
+    even = len({b - a for a, b in pairwise(starts)}) == 1
+    return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if even and len(chunks) > 3 else layers
+
 
 RANK_COLUMNS = (
     Column("rank", "rank"),
     Column("stage", "stage"),
-    Column("layers", "layers", justify="left"),
+    Column("layers", "layers", justify="left", brief=_in_steps),
     Column("peak_bytes", "peak", units.GIB.write),
     Column("after_step_bytes", "after step", units.GIB.write),
     Column("reserved_bytes", "reserved", units.GIB.write),
@@ -112,7 +123,7 @@ def report(
 
 def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
     """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
-    peak = found.peak
+    peak, layers = found.peak, _layers(found)
     return {
         "model": model_data(preset),
         "workload": workload_data(found.one),
@@ -137,6 +148,7 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
                 {
                     "rank": one.rank,
                     "stage": one.stage,
+                    "layers": layers[one.stage],
                     "peak_bytes": one.device.peak_bytes,
                     "after_step_bytes": one.device.after_step_bytes,
                     "reserved_bytes": one.device.reserved_bytes,
@@ -169,42 +181,49 @@ def _after_pass(column: Column) -> Column:
 
 
 def _sent_rows(found: Cluster) -> list[Row]:
-    """Messages of one kind with one group together."""
+    """Messages of one kind with one group together, those of a group one after the other."""
     sums: dict[tuple[str, int, str], list[int]] = {}
     for one in found.communication or ():
         line = sums.setdefault((one.group, one.ranks, one.kind), [0, 0, 0])
         line[0] += one.count
         line[1] = max(line[1], one.bytes)
         line[2] += one.count * one.wire_bytes
-    return [Row([group, ranks, KINDS[kind], *line]) for (group, ranks, kind), line in sums.items()]
+    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
+    ordered = sorted(sums.items(), key=lambda one: groups.index(one[0][:2]))
+    return [Row([group, ranks, KINDS[kind], *line]) for (group, ranks, kind), line in ordered]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
     """What stands at the peak of the rank that takes the most."""
     device = peak.device
 
-    def row(name: str, size: int, strong: bool = False) -> Row:
+    def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
         part = size / device.device_bytes
-        return Row([name, size, part, None if strong else part], 0, strong)
+        return Row([name, size, part, None if strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))], 0, strong)
 
-    rows = [row(KIND_NAMES[kind], size) for kind, size in device.by_kind.items() if size]
+    rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
     rows += [row(f"{term.name} (estimate)", term.bytes) for term in device.terms if term.status == "estimate"][-2:]
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 
-def _rank_rows(found: Cluster) -> list[Row]:
+def _layers(found: Cluster) -> dict[int, list[list[int]]]:
+    """Stage of a rank → the first and the last layer of each of its chunks; nothing of a chunk without layers."""
     layers = sum(stack.num_hidden_layers for _, stack in found.spec.stacks())
-    own: dict[int, list[str]] = {}
+    own: dict[int, list[list[int]]] = {}
     for stage in stages(found.layout, layers):
-        first, *_, last = (*stage.layers, *stage.layers) or ("", "")
-        own.setdefault(stage.rank, []).append(f"{first}–{last}" if len(stage.layers) > 1 else f"{first}")
+        own.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+    return own
+
+
+def _rank_rows(found: Cluster) -> list[Row]:
+    layers = _layers(found)
     return [
         Row(
             [
                 one.rank,
                 one.stage,
-                ", ".join(own[one.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[one.stage]),
                 one.device.peak_bytes,
                 one.device.after_step_bytes,
                 one.device.reserved_bytes,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median_low
 from typing import Any
 
 from .. import units
@@ -13,6 +15,12 @@ from .notes import flops_a_token
 from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
+
+SCALE: dict[str, Callable[[float], units.Scale]] = {
+    "parameters": units.count_scale,
+    "FLOPs": partial(units.decimal_scale, unit="FLOPs"),
+    "bytes": units.memory_scale,
+}
 
 SHOWN = 12
 """Nodes of a quantity in a table; the document has all."""
@@ -72,9 +80,24 @@ def _answer(found: Difference) -> str:
 
 
 def _row(one: Quantity) -> Row:
-    write = WRITE[one.unit]
-    cells = ["–" if value is None else write(value) for value in (one.before, one.after)]
-    return Row([one.name, *cells, _change(one) if one.changed else "equal", _relative(one) if one.changed else None])
+    change = (_change(one), _relative(one)) if one.changed else ("equal", None)
+    return Row([one.name, *_pair(one), *change])
+
+
+def _pair(one: Quantity) -> list[str]:
+    """Both values in one unit: that of the larger one, if the smaller is at least a tenth of it."""
+    values = [value for value in (one.before, one.after) if value]
+    if not values:
+        return ["–" if value is None else WRITE[one.unit](value) for value in (one.before, one.after)]
+    scale = SCALE[one.unit](max(values))
+    if min(values) < scale.factor / 10:
+        scale = SCALE[one.unit](min(values))
+    return ["–" if value is None else _in(scale, one, value) for value in (one.before, one.after)]
+
+
+def _in(scale: units.Scale, one: Quantity, value: float) -> str:
+    """`0.50 GiB`; as it is where the unit has no prefix, and where there is nothing to scale."""
+    return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[one.unit](value)
 
 
 def _change(one: Quantity) -> str:
@@ -86,15 +109,25 @@ def _relative(one: Quantity) -> str:
 
 
 def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
-    write = WRITE[nodes[0].unit]
+    """The nodes that differ most, in one unit: that of the middle of all values, or of small changes."""
+    shown = nodes[:SHOWN]
+    scale_of = SCALE[shown[0].unit]
+    scale = scale_of(median_low(abs(value) for one in shown for value in (one.before, one.after, one.change) if value))
+    if (most := max(abs(one.change) for one in shown)) < scale.factor / 10:
+        scale = scale_of(most)
+
+    def text(value: float | None) -> str:
+        return "–" if value is None else scale.write(value)
+
     rows = [
-        Row([one.name, *("–" if value is None else write(value) for value in (one.before, one.after)), _change(one)])
-        for one in nodes[:SHOWN]
+        Row([one.name, text(one.before), text(one.after), ("+" if one.change > 0 else "−") + text(abs(one.change))])
+        for one in shown
     ]
     more = len(nodes) - len(rows)
     notes = [f"{more} more nodes differ (--format json has all)"] if more else []
+    unit = f", in {scale.name}" if scale.name else ""
     return Table(
-        f"{name.capitalize() if name.islower() else name[0].upper() + name[1:]} by node",
+        f"{name[0].upper()}{name[1:]} by node{unit}",
         NODE_COLUMNS,
         rows,
         "",

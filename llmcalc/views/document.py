@@ -21,7 +21,16 @@ Justify = Literal["left", "right"]
 MOST_NOTES = 2
 """Notes below a target's tables where not all were asked for; warnings are always there."""
 
-COLOURS = {"fits": "green", "equal": "green", "=": "green", "tight": "yellow", "±": "yellow", "no": "red", "≠": "red"}
+COLOURS = {
+    "fits": "green",
+    "equal": "green",
+    "=": "green",
+    "ok": "green",
+    "tight": "yellow",
+    "±": "yellow",
+    "no": "red",
+    "≠": "red",
+}
 """First word of a verdict → its colour on a terminal, which says nothing that the word does not."""
 
 
@@ -34,6 +43,7 @@ class Column(NamedTuple):
     wrap: whether it may break lines.
     verdict: whether its values are verdicts, which have a colour on a terminal.
     brief: how a value that is text already is shortened for people.
+    bar: whether its values are bars, which only people read, and only where the width allows.
     marks: regular expression → the colour on a terminal of what it matches.
     """
 
@@ -44,10 +54,13 @@ class Column(NamedTuple):
     wrap: bool = False
     verdict: bool = False
     brief: Callable[[str], str] = str
+    bar: bool = False
     marks: Mapping[str, str] = MappingProxyType({})
 
-    def colour(self, text: str) -> str:
+    def colour(self, text: str, value: Any) -> str:
         """The colour of a cell; empty for none."""
+        if self.bar and value is not None:
+            return str(value.colour)
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:"), "") if self.verdict and text else ""
 
 
@@ -78,6 +91,14 @@ class Table(NamedTuple):
     def heading(self) -> str:
         """`Llama 3 8B: 8.03 B parameters`."""
         return f"{self.title}: {self.answer}" if self.answer else self.title
+
+    def without_bars(self) -> Table:
+        """The same for programs."""
+        kept = [i for i, column in enumerate(self.columns) if not column.bar]
+        if len(kept) == len(self.columns):
+            return self
+        rows = [row._replace(cells=[row.cells[i] for i in kept]) for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
 
 
 class Report(NamedTuple):

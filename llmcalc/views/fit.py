@@ -17,7 +17,7 @@ from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import device_data, execution_data, run_text, verdict_of, workload_data
 from .notes import plural, too_long, warned
-from .share import layout_text
+from .share import layout_cell, layout_text
 from .summary import model_data
 
 LARGEST_COLUMNS = (
@@ -100,7 +100,7 @@ def serving_report(preset: Preset, found: ServingFitting) -> Report:
     ]
     columns = (Column("layout", "layout", justify="left"), *CHANGE_COLUMNS[1:])
     tried = [
-        Row([layout_text(each.layout), each.fit.needed, each.fit.share, verdict_of(each.fit)]) for each in found.tried
+        Row([layout_cell(each.layout), each.fit.needed, each.fit.share, verdict_of(each.fit)]) for each in found.tried
     ]
     data = {
         **_data(preset, worst),

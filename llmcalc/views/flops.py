@@ -16,7 +16,8 @@ from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..run.recompute import Recompute
 from ..sources.preset import Preset
 from ..studies.rules import Rule
-from . import conventions
+from . import bars, conventions, palette
+from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
@@ -103,10 +104,12 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: Share 
         Column("flops_per_token", f"{each.name} per token", each.write),
         Column("flops", whole.name, whole.write),
         Column("share", "share", units.percent),
+        Column("bar", "", bars.share, justify="left", bar=True),
     )
 
     def row(name: str, value: int, depth: int = 0, strong: bool = False) -> Row:
-        return Row([name, value / tokens, value, value / total], depth, strong)
+        bar = None if depth or strong else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
+        return Row([name, value / tokens, value, value / total, bar], depth, strong)
 
     rows: list[Row] = []
     scores = by_kind(count.tree, scores_of, count.sight, count.include)

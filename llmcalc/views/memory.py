@@ -13,7 +13,8 @@ from ..device.memory import Memory
 from ..optional import TOWERS
 from ..run.execution import AttentionImplementation
 from ..sources.preset import Preset
-from . import bars
+from . import bars, palette
+from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .notes import against, binary, plural, too_long, warned
 from .summary import model_data
@@ -23,7 +24,7 @@ COLUMNS = (
     Column("dtype", "dtype"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left"),
+    Column("bar", "", bars.share, justify="left", bar=True),
 )
 
 LONGEST_PATH = 24
@@ -263,9 +264,9 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 def _rows(use: MemoryUse, device: DeviceMemory) -> list[Row]:
     """What stands at the peak, by kind, and what the allocator and the runtime take beside it."""
 
-    def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False) -> Row:
+    def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
         part = size / device.device_bytes
-        bar = None if depth or strong else part
+        bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
         return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong)
 
     formats = {"weights": use.dtype, "gradients": use.grad_dtype, "cache": use.kv_dtype}
@@ -280,7 +281,7 @@ def _rows(use: MemoryUse, device: DeviceMemory) -> list[Row]:
                 name, dtype = "weights and adapters", ""
             if kind == "optimizer" and use.optimizer is not None:
                 name = f"optimizer ({use.optimizer.name})"
-            rows.append(row(name, dtype, size))
+            rows.append(row(name, dtype, size, kind=kind))
             rows += below[kind](use, row) if kind in below else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [row(f"{term.name} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"][-2:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
@@ -10,6 +11,8 @@ from ..flow.tree import Node, Place
 from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
+from . import bars, palette
+from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
@@ -27,6 +30,7 @@ COLUMNS = (
     Column("repeat", "×", str),
     Column("parameters", "parameters", units.exact),
     Column("share", "share", units.percent),
+    Column("bar", "", bars.share, justify="left", bar=True),
 )
 
 
@@ -53,9 +57,9 @@ def report(preset: Preset, count: ParameterCount, share: Share | None = None) ->
     if share is not None:
         data["params"]["copied"] = share.model.copied(count.include)
     rows = _rows(count.tree, total, count.include)
-    rows.append(Row(["total", None, None, total, 1.0], strong=True))
+    rows.append(Row(["total", None, None, total, 1.0, None], strong=True))
     if count.active != total:
-        rows.append(Row(["active per token", None, None, count.active, count.active / total], strong=True))
+        rows.append(Row(["active per token", None, None, count.active, count.active / total, None], strong=True))
     aside, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
     table = Table(preset.display, COLUMNS, rows, aside, notes, answer(count))
     return Report(data, [table]).of(preset.target)
@@ -67,41 +71,60 @@ def answer(count: ParameterCount) -> str:
     return f"{units.count(count.total)} parameters{active}"
 
 
+Part: TypeAlias = tuple[str, Row]
+"""(component, row without its bar)"""
+
+
 def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
     """One row for each part of the model; below a group of layers one row for each of its sublayers, norms together."""
-    rows: list[Row] = []
+    parts: list[Part] = []
     for place in tree.place().children():
         if not place.optional or place.optional in include:
-            _add(rows, place, total, include, 0)
-    return rows
+            _add(parts, place, total, include, 0)
+    return _with_bars(parts)
 
 
-def _add(rows: list[Row], place: Place, total: int, include: frozenset[str], depth: int) -> None:
+def _add(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
     node, each = place.node, place.each(total_of, include)
     if not each:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    rows.append(_row(name, each, place.times, total, depth))
+    parts.append((place.kind, _row(name, each, place.times, total, depth)))
     below = list(place.children())
     if node.kind == "layer" or node.is_stack or node.optional:
         norms = [child for child in below if child.node.kind == "norm"]
         for child in below:
             if child.node.kind != "norm":
-                _add(rows, child, total, include, depth + 1)
+                _add(parts, child, total, include, depth + 1)
         if node.kind == "layer" and norms:
             together = sum(norm.total(total_of) for norm in norms)
             if together:
-                rows.append(_row("norms", together, place.times, total, depth + 1))
+                parts.append(("norm", _row("norms", together, place.times, total, depth + 1)))
         else:
             for norm in norms:
-                _add(rows, norm, total, include, depth + 1)
+                _add(parts, norm, total, include, depth + 1)
     elif node.kind == "experts":
         for child in below:
-            _add(rows, child, total, include, depth + 1)
+            _add(parts, child, total, include, depth + 1)
 
 
 def _row(name: str, each: int, times: int, total: int, depth: int) -> Row:
     return Row([name, each, times if times > 1 else None, each * times, each * times / total], depth)
+
+
+def _with_bars(parts: Sequence[Part]) -> list[Row]:
+    """The rows, with a bar beside each that is of one component; the bars add up to the whole."""
+    rows: list[Row] = []
+    covered = -1  # the depth of the row above whose bar includes this one; -1 for none
+    for i, (kind, row) in enumerate(parts):
+        covered = -1 if row.depth <= covered else covered
+        after = (j for j in range(i + 1, len(parts)) if parts[j][1].depth <= row.depth)
+        below = parts[i + 1 : next(after, len(parts))]
+        bar = None
+        if covered < 0 and all(other == kind for other, _ in below):
+            bar, covered = Bar(row.cells[-1], palette.COMPONENTS.get(kind, palette.OTHER)), row.depth
+        rows.append(row._replace(cells=[*row.cells, bar]))
+    return rows
 
 
 def _notes(preset: Preset, count: ParameterCount, share: Share | None) -> list[str]:

@@ -12,11 +12,11 @@ from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import run_text
 from .notes import plural, too_long, warned
-from .share import layout_text
+from .share import layout_cell
 from .summary import model_data
 
 LAYOUT_COLUMNS = (
-    Column("layout", "layout", justify="left"),
+    Column("layout", "layout", justify="left", wrap=True),
     Column("micro_batches", "micro-batches", units.exact),
     Column("device_bytes", "required", units.GIB.write),
     Column("headroom_bytes", "headroom", units.GIB.write),
@@ -38,7 +38,8 @@ def report(preset: Preset, found: Planned, instead: str = "") -> Report:
         f"{plural(found.devices, 'device')} with {units.GIB.write(found.hardware.capacity_bytes)} {units.GIB.name} each"
     )
     answer = f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
-    aside = f"{run_text(one.states)}, {found.global_batch:,} sequences a step, on {many} ({found.hardware.title})"
+    run = f"{run_text(one.states)}, {found.global_batch:,} sequences a step"
+    aside = f"{run}, on {many} ({found.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(one.spec, one.states.workload)
     rows = [_row(each) for each in shown]
     if not rows and plan.nearest is not None:
@@ -55,7 +56,7 @@ def report(preset: Preset, found: Planned, instead: str = "") -> Report:
 def _row(one: Candidate) -> Row:
     return Row(
         [
-            layout_text(one.layout),
+            layout_cell(one.layout),
             one.micro_batches,
             one.device_bytes,
             one.headroom,
@@ -67,8 +68,8 @@ def _row(one: Candidate) -> Row:
 
 def _notes(found: Planned) -> list[str]:
     notes = [
-        f"kernels and buffers of {FRAMEWORK_NAMES[found.framework]}; required, headroom and sent in {units.GIB.name}, "
-        "of the rank that needs most; sent: by one rank in a step",
+        f"kernels and buffers of {FRAMEWORK_NAMES[found.framework]}; required and headroom: of the rank that needs "
+        "most; sent: by one rank in a step",
         "order: the sum of a layout's places by headroom, by what is sent and by bubble; time is not known",
     ]
     if attention_of(found.one, found.framework) == "eager":

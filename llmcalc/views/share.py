@@ -16,13 +16,25 @@ if TYPE_CHECKING:
 
 def layout_text(layout: Layout) -> str:
     """`tp 2 · sp · pp 4 · dp 8`: the groups of more than one rank; sp is sequence parallelism."""
+    return " · ".join(_groups(layout)) or ALONE
+
+
+def layout_cell(layout: Layout) -> str:
+    """`tp2 sp pp4 dp8`: the same in a table, where it breaks between groups alone."""
+    return " ".join(group.replace(" ", "") for group in _groups(layout)) or ALONE
+
+
+ALONE = "one device"
+
+
+def _groups(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:
         words.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
         words.append(f"ZeRO-{layout.zero}")
-    return " · ".join(words) or "one device"
+    return words
 
 
 def share_data(share: Share | None) -> dict[str, Any]:

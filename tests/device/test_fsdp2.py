@@ -437,8 +437,10 @@ def test_layers_that_share_parameters_are_refused() -> None:
 
 def test_master_weights_are_the_shards() -> None:
     spec, how = family("llama3-8b"), Training(batch=1, seq=9, master=True)
-    assert called(spec, how, SPLIT - timedelta(1)) == (replace(how, master=False), TITAN)
-    assert called(spec, how, SPLIT) == called(spec, how) == (replace(how, master=False), Fsdp(splits=True))
+    before, since = (called(spec, how, day) for day in (SPLIT - timedelta(1), SPLIT))
+    assert before == (replace(how, master=False), Fsdp(copies_gathered=True))
+    assert since == (replace(how, master=False), Fsdp(splits=True, copies_gathered=True))
+    assert called(spec, how) == (replace(how, master=False), Fsdp(splits=True))
     assert called(spec, replace(how, master=False))[1] == Fsdp(dtype="bfloat16", splits=True)
     assert called(family("gpt2"), how)[1] == TITAN  # its head is the embedding
 

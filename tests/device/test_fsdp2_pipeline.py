@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from datetime import date, timedelta
 from functools import cache
 from typing import NamedTuple
 
@@ -13,6 +14,10 @@ from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.answer import Term, summed
 from llmcalc.device.fold import loops
 from llmcalc.device.fsdp.pipeline import (
+    FINISHES,
+    FREES_GRADIENTS,
+    INFERS_ON_META,
+    LAST_OUTPUTS,
     NEWEST,
     RETURNS_NOTHING,
     Piped,
@@ -148,6 +153,61 @@ def test_outputs_are_returned_before_a_date() -> None:
     assert piped_at(day).returns
     assert not piped_at(RETURNS_NOTHING).returns
     assert piped_at(None) == NEWEST
+
+
+@pytest.mark.parametrize(
+    ("day", "words"),
+    [
+        (LAST_OUTPUTS, {"keeps_outputs"}),
+        (FREES_GRADIENTS, {"keeps_gradients"}),
+        (FINISHES, {"finishes"}),
+        (INFERS_ON_META, {"infers_shapes"}),
+    ],
+)
+def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
+    before, since = piped_at(day - timedelta(days=1)), piped_at(day)
+    assert {field.name for field in fields(Piped) if getattr(before, field.name) != getattr(since, field.name)} == words
+
+
+def _passed(piped: Piped, stage: int) -> tuple[int, int]:
+    """Bytes after the passes of a step of 4 micro-batches, and after the step."""
+    how = Training(batch=2, seq=8, microbatches=4)
+    run = ShardedRank(small(4), how, TWO, TWO.rank(pp=stage), meter := Meter(), piped=piped)
+    run.set_up()
+    run.passes()
+    passes = meter.now
+    run.update()
+    run.zero_grad()
+    return passes, meter.now
+
+
+def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
+    """In bf16, of 4 micro-batches: the outputs of the first stage, and the gradients of what the last one received.
+    In fp32 the whole gradients of the layer whose sum came last.
+    """
+    sent, layer = 2 * 8 * 48 * 2, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    old = Piped(returns=True, keeps_outputs=True, keeps_gradients=True)
+    for stage in (0, 1):
+        after, later = (_passed(piped, stage) for piped in (Piped(returns=True), old))
+        assert later[0] - after[0] == 4 * sent
+    assert _passed(replace(old, finishes=False), 1)[1] - _passed(old, 1)[1] == 4 * layer
+
+
+def test_shapes_were_learnt_from_a_forward_pass() -> None:
+    """It gathers the first stage, in bf16, and leaves nothing else."""
+    how = Training(batch=2, seq=8, microbatches=4)
+    table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    held: list[int] = []
+    for infers in (False, True):
+        run = ShardedRank(small(4), how, TWO, 0, meter := Meter(), piped=Piped(infers_shapes=infers))
+        run.set_up()
+        run._take_batch()
+        held.append(meter.now)
+        assert (meter.peak > meter.now) == infers
+        run.passes()
+        held.append(meter.now)
+    assert held[2] - held[0] == 2 * (table + 2 * layer)
+    assert held[3] == held[1]
 
 
 @pytest.mark.parametrize(

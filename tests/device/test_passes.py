@@ -14,7 +14,7 @@ from llmcalc.device.cluster import Cluster, RankMemory
 from llmcalc.device.megatron import answer
 from llmcalc.device.memory import memory
 from llmcalc.device.passes import Rehearsal
-from llmcalc.device.played import PlayedAllocator
+from llmcalc.device.played import PlayedAllocator, Score
 from llmcalc.device.recording import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.device.settings import Settings
 from llmcalc.device.unfolding import Irregular
@@ -22,16 +22,7 @@ from llmcalc.kernels.meter import Place
 from llmcalc.kernels.tensor import BFLOAT16, Storage, Tensor, empty
 from llmcalc.run.layout import Layout
 
-SUMS = (
-    "allocated",
-    "requested",
-    "reserved",
-    "peak_allocated",
-    "peak_requested",
-    "peak_reserved",
-    "requested_at_peak",
-    "reserved_at_peak",
-)
+SUMS = "allocated", "reserved", "peak_allocated", "peak_reserved"
 
 MIB = 1 << 20
 
@@ -83,17 +74,11 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         events, count = drawn(random)
         device, played = CachingAllocator(expandable), PlayedAllocator(expandable)
         allocated(events, count, device)
-        half = len(events) // 2
-        played.play(events[:half], count)
-        played.play(
-            [(x if size == STREAMED else x - 5, size, what) for x, size, what in renamed(events[half:])], count, 5
-        )
+        half, score = len(events) // 2, Score(count)
+        played.play(score.steps(events[:half]), count)
+        played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
-
-
-def renamed(events: list[Event]) -> list[Event]:
-    """The same with the names of storages five lower, to which `play` adds five."""
-    return [(x, size, what - 5 if size == NAMED else what) for x, size, what in events]
+        assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
 
 
 LAYOUTS = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from llmcalc.device.cluster import Cluster
 from llmcalc.device.dtensor import Divided
 from llmcalc.device.fsdp.answer import communication, fsdp_memory
 from llmcalc.device.fsdp.divided import ShardedAndDivided
-from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
+from llmcalc.device.fsdp.training import IN_PLACE, TITAN, Fsdp, FsdpRun, called, sharding
 from llmcalc.device.memory import memory
 from llmcalc.device.runtime import Runtime
 from llmcalc.device.settings import Settings
@@ -160,6 +161,34 @@ def test_gradients_of_distributed_tensors_are_never_added_in_place() -> None:
     gathered, own = 4 * 2 * 8 * 32, 4 * 2 * 4 * 32  # all tokens, and those of this rank
     assert made[0][gathered] == made[1][gathered]
     assert made[0][own] > made[1][own]  # between the modules tensors are plain
+
+
+@pytest.mark.parametrize(("batch", "overlaps", "copies", "sums"), [(1, False, 10, 0), (1, True, 2, 4), (2, True, 0, 4)])
+def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sums: int) -> None:
+    """Older torch copied gathered tokens of one sequence too: what the four modules of two layers and the head read,
+    and the gradients of the four sums and the embedding. If compiled products send for themselves, those of layers
+    are not copied, and the four sums have no copy of the products; the rest is eager.
+    """
+    spec, layout = MODELS["llama3-8b"], Layout(tp=2, dp=2, zero=3, sequence_parallel=True)
+    how = Training(batch=batch, seq=16, choices=Choices(attention="flash", compiled=True))
+    size, made = 2 * batch * 16 * 32, []
+    for fsdp in (TITAN, Fsdp(overlaps=overlaps), Fsdp(overlaps=overlaps, copies_gathered=True)):
+        program = rank_program(spec, layout, 0)
+        run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, meter=Sizes(), program=program)
+        run.set_up()
+        run.next_batch()
+        run.forward_and_backward()
+        assert isinstance(run.meter, Sizes)
+        made.append(run.meter.made[size])
+    assert made[0] - made[1] == sums
+    assert made[2] - made[1] == copies
+
+
+def test_gathered_tokens_are_copied_before_a_date() -> None:
+    spec, how = MODELS["llama3-8b"], Training(batch=1, seq=16)
+    assert called(spec, how, IN_PLACE - timedelta(days=1))[1].copies_gathered
+    assert not called(spec, how, IN_PLACE)[1].copies_gathered
+    assert not called(spec, how)[1].copies_gathered
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.plots import context, palette
+from llmcalc.errors import InputError
+from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import new_figure, rendered
 from llmcalc.plots.labels import named
 from llmcalc.plots.params import params
+from llmcalc.studies.compare import quantities
+from llmcalc.studies.shape import budget_for, family, study
 from llmcalc.units import count
+from llmcalc.views import palette
 
 SMALL = ("gpt2", "mixtral-8x7b")
 
@@ -73,6 +77,39 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
     assert params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
     assert left.lines
     assert right.patches
+
+
+def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
+    preset = llmcalc.load("llama3.2-1b")
+    found = study(family(preset.model), budget_for(preset.model), preset.model, 4)
+    whole = shapes.shape([("Llama", found)])
+    figure = new_figure(9, 4)
+    axes = figure.subplots(2, 1)
+    assert shapes.shape([("Llama", found)], ax=axes) is figure
+    assert figure.get_suptitle() == ""
+    for own, given in zip(whole.axes, axes, strict=True):
+        assert own.get_title("left") == given.get_title("left")
+        assert [line.get_ydata().tolist() for line in own.lines] == [line.get_ydata().tolist() for line in given.lines]
+    with pytest.raises(InputError, match="ax: 1 are given; expected 2, one for each panel"):
+        shapes.shape([("Llama", found)], ax=[axes[0]])
+
+
+def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
+    models = [(one, quantities(one.model, 1024)) for one in map(llmcalc.load, ("gpt2", "llama3-8b", "mixtral-8x7b"))]
+    whole = shapes.aspect(models)
+    figure = new_figure(12, 8)
+    axes = figure.subplots(2, 2)
+    assert shapes.aspect(models, ax=axes) is figure
+    assert not figure.legends
+    assert axes[0][0].get_legend() is not None
+    for own, given in zip(whole.axes, axes.flat, strict=True):
+        assert own.get_ylabel() == given.get_ylabel()
+        assert [one.get_offsets().tolist() for one in own.collections] == [
+            one.get_offsets().tolist() for one in given.collections
+        ]
+        assert {"GPT-2 small", "Mixtral 8x7B"} <= {text.get_text() for text in given.texts}
+    with pytest.raises(InputError, match="expected 4"):
+        shapes.aspect(models, ax=axes[0])
 
 
 def test_labels_at_the_ends_of_curves_stand_apart() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import llmcalc
 from llmcalc.kernels.meter import KINDS
-from llmcalc.plots import palette
 from llmcalc.plots.figure import rendered
 from llmcalc.plots.memory import memory as picture
+from llmcalc.views import palette
 from llmcalc.views.memory import PHASE_NAMES
 
 SMALL = "smollm2-135m?num_hidden_layers=2"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llmcalc.layouts.schedules import Costs, pipeline, timetable
-from llmcalc.plots import palette
 from llmcalc.plots.figure import rendered
 from llmcalc.plots.schedule import schedule as picture
 from llmcalc.run.layout import Layout
+from llmcalc.views import palette
 from llmcalc.views.formats.table import render
 from llmcalc.views.schedule import PASSES, Chart, report
 

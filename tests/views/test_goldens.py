@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from llmcalc.cli.main import COMMANDS
-from tests.test_readme import printed, without_times
+from tests.test_readme import ROOT, printed, without_times
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -48,7 +49,10 @@ SCREENS = {
     "--framework megatron --hardware h100",
     "memory-serving": "memory llama3-70b --phase decode --seq 8k --batch 16 --tp 4 --pp 2 --hardware h100 --notes",
     "fit-serving": "fit llama3-70b --hardware h100 --devices 4 --phase decode --seq 8k",
+    "memory-launch": "memory --launch tests/data/launches/gpt3_7b.sh --hardware h100",
     "plan": "plan llama3-8b --hardware h100 --devices 4 --seq 4k --rows 4",
+    "plan-mixture": "plan mixtral-8x7b --hardware h200 --devices 16 --seq 4k",
+    "budget": "budget tests/data/llmcalc.toml",
     "plot-schedule": "plot schedule --pp 4 --num-microbatches 8",
     "plot-schedule-interleaved": "plot schedule --pp 4 --vpp 2 --num-microbatches 8",
     "plot-schedule-dualpipe": "plot schedule --pp 4 --schedule dualpipe --num-microbatches 8",
@@ -75,8 +79,9 @@ ALL = SCREENS | HELP
 
 
 def screen(name: str) -> str:
-    """Returns the output of the golden's command, without times."""
-    return without_times(printed(f"llmcalc {ALL[name]}"))
+    """Returns the output of the golden's command in the root of the repository, without times."""
+    with contextlib.chdir(ROOT):
+        return without_times(printed(f"llmcalc {ALL[name]}"))
 
 
 @pytest.mark.parametrize("name", ALL)

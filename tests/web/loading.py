@@ -1,14 +1,27 @@
-"""Loads `web/src/bridge.py` and `web/build.py`, which are scripts outside of the package."""
+"""What the tests of the page share: the scripts `web/src/bridge.py` and `web/build.py`, which are outside of the
+package, and how to wait for the browser.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"
+
+Open = Callable[..., Any]
+"""The fixture `visit`."""
+
+FIRST = ["llama3-8b", "gemma3-27b", "deepseek-v3", "bert-base"]
+"""Presets whose first answers are made; for a build of all there is no time."""
+
+PATIENCE = 120_000
+"""Milliseconds after which something did not happen; on a quiet machine with two cores Python is ready after 4 s."""
 
 
 def module(path: Path) -> ModuleType:
@@ -24,3 +37,8 @@ def module(path: Path) -> ModuleType:
 
 def bridge() -> ModuleType:
     return module(WEB / "src" / "bridge.py")
+
+
+def settled(page: Any) -> None:
+    """Waits until the page has drawn all that was asked."""
+    page.wait_for_function("window.llmcalc && window.llmcalc.settled")

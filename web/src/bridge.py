@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcalc import api
 from llmcalc.costs.limits import longest_sequence
-from llmcalc.costs.resident import fits
+from llmcalc.costs.params import params
+from llmcalc.costs.resident import Fit, fits
 from llmcalc.errors import InputError
-from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
+from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from llmcalc.sources.names import hub_id_of, is_hub_id
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
-from llmcalc.views.document import Report
+from llmcalc.views.document import Report, Table, cell_text
 from llmcalc.views.formats.plain import json as write_json
 from llmcalc.views.summary import headline, norm_place
+
+if TYPE_CHECKING:
+    from llmcalc.device.cluster import Cluster
+    from llmcalc.layouts.asked import Asked
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""
@@ -35,6 +41,12 @@ CONTEXTS = tuple(2**i for i in range(10, 21))
 
 FLOATS = ("bf16", "fp32", "fp16")
 """Weights in these are a number format (`--dtype`); every other choice is a quantization scheme (`--quantize`)."""
+
+ASSUMED = "H100"
+"""The accelerator whose runtime is taken where none is named, as `llmcalc memory` says it."""
+
+MOST_PASSES = 2048
+"""Forward passes of micro-batches through stages that a drawing of a schedule has room for."""
 
 SAFE = 2**53 - 1
 """The largest integer of JavaScript's numbers."""
@@ -133,14 +145,93 @@ def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str
     if preset.model.kind != "encoder":
         settings["kv_dtype"] = kv
     found = api.memory(preset, **settings)
-    fitting = fits(found.on(found.runtime).device_bytes, map(load_hardware, COMMON_HARDWARE))
-    return document(report(preset, found, fitting, "H100"))
+    return document(report(preset, found, _common(found.on(found.runtime).device_bytes), ASSUMED))
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory`: the most that inference takes on one device, and where it fits."""
     found = _memory(json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"])
     return {"memory": found, "exact": exact(found)}
+
+
+@contextmanager
+def _about(preset: Preset) -> Iterator[None]:
+    """Puts the model's name before an error, as commands do."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{preset.name}: {error}") from None
+
+
+def training(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc memory --phase training`. settings: fields of `llmcalc.device.settings.Settings`."""
+    from llmcalc.views.memory import report
+
+    preset = _loaded(json.dumps(request["model"]))
+    with _about(preset):
+        found = api.memory(preset, "training", **request["settings"])
+        found_document = document(report(preset, found, _common(found.on(found.runtime).device_bytes), ASSUMED))
+    return {"training": found_document, "exact": exact(found_document)}
+
+
+def cluster(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc memory --phase training` on many devices, and the timetable of its pipeline, if it has
+    one that can be drawn. layout: fields of `llmcalc.layouts.asked.Asked`.
+    """
+    from llmcalc.device.cluster import Cluster, worst
+    from llmcalc.layouts.nearest import with_nearest
+    from llmcalc.views.cluster import report
+
+    preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
+    with _about(preset), with_nearest(preset.model, asked):
+        one = api.memory(preset, "training", **request["settings"])
+        run = Cluster(one, asked.layout(), asked.kernels(), asked.framework_version or "")
+        needed = worst(run.on(one.runtime)).device.device_bytes
+        found = document(report(preset, run, _common(needed), ASSUMED))
+    return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
+
+
+def plan(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
+    from llmcalc.device.memory import memory as on_one_device
+    from llmcalc.device.runtime import runtime_of
+    from llmcalc.device.settings import settings_of
+    from llmcalc.layouts.nearest import nearest_text
+    from llmcalc.studies.plan import plan_of
+    from llmcalc.views.plan import report
+
+    preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
+    settings = settings_of(phase="training", **request["settings"])
+    accelerator = find_hardware(request["hardware"])
+    runtime = runtime_of(accelerator, None, settings.allocator == "expandable")
+    with _about(preset):
+        one = on_one_device(preset.model, settings, preset.dtype, frozenset(), preset.config, runtime)
+        found = plan_of(one, accelerator, asked, request["global_batch"], request["rows"])
+        none = not found.plan.feasible and found.plan.nearest is None
+        found_document = document(report(preset, found, nearest_text(preset.model, asked) if none else ""))
+    return {"plan": found_document, "exact": exact(found_document)}
+
+
+def _common(needed: int) -> Sequence[Fit]:
+    return fits(needed, map(load_hardware, COMMON_HARDWARE))
+
+
+def _asked(layout: dict[str, Any]) -> Asked:
+    from llmcalc.layouts.asked import Asked
+
+    stages = layout.get("pp_layout")
+    return Asked(**layout | {"pp_layout": None if stages is None else tuple(stages)})
+
+
+def _timetable(run: Cluster) -> dict[str, Any] | None:
+    """What each rank of the pipeline runs, and when; None without a pipeline, and where it runs too many passes."""
+    from llmcalc.layouts.schedules import pipeline, timetable
+    from llmcalc.views.schedule import data
+
+    layout = run.layout
+    if layout.pp == 1 or layout.pp * layout.vpp * run.micro_batches > MOST_PASSES:
+        return None
+    return data(layout, timetable(pipeline(layout, run.micro_batches)))
 
 
 def explain(request: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +245,50 @@ def explain(request: dict[str, Any]) -> dict[str, Any]:
     setting = Setting(seq=request["ctx"], pairs="full", dtype=dtype(request["kv"]))
     found = explained(preset.model, request["node"], "all", setting, frozenset())
     return document(report(preset, found, False, records=False))
+
+
+def _table(table: Table) -> dict[str, Any]:
+    """A table as the command prints it, every cell as text."""
+    rows = [
+        {"cells": [cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)], "strong": row.strong}
+        for row in table.rows
+    ]
+    return {"head": [column.title for column in table.columns], "rows": rows, "notes": list(table.notes)}
+
+
+@lru_cache(maxsize=32)
+def _shape(model: str, seq: int, kv: str) -> dict[str, Any]:
+    from llmcalc.studies.compare import DENSE_BAND
+    from llmcalc.studies.shape import budget_for, family, study
+    from llmcalc.views.shape import report
+
+    preset = _loaded(model)
+    own = preset.model
+    made = report(study(family(own), budget_for(own, seq=seq), own, seq=seq, dtype=kv), preset)
+    return {"shape": document(made), "table": _table(made.tables[0]), "band": list(DENSE_BAND)}
+
+
+def shape(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc shape`, shapes with as many parameters as the model, and the table that it prints."""
+    return _shape(json.dumps(request["model"]), request["ctx"], request["kv"])
+
+
+def proportions(request: dict[str, Any]) -> dict[str, Any]:
+    """What a model is drawn by among all presets: its size and its ratios; those that it does not have are None."""
+    from llmcalc.studies.compare import stack_shape
+
+    preset = _loaded(json.dumps(request["model"]))
+    stack = stack_shape(preset.model.main, preset.model.hidden_size)
+    return {
+        "title": preset.display,
+        "parameters": params(preset.model).total,
+        "hidden_size": stack.hidden_size,
+        "num_hidden_layers": stack.num_hidden_layers,
+        "aspect_ratio": stack.aspect_ratio,
+        "feed_forward_width": stack.feed_forward_width,
+        "feed_forward_ratio": stack.feed_forward_ratio,
+        "mixture_of_experts": stack.mixture_of_experts,
+    }
 
 
 def find(request: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +317,12 @@ def names(_: dict[str, Any]) -> list[str]:
 CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "answer": answer,
     "memory": memory,
+    "training": training,
+    "cluster": cluster,
+    "plan": plan,
     "explain": explain,
+    "shape": shape,
+    "proportions": proportions,
     "find": find,
     "names": names,
 }

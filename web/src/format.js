@@ -27,6 +27,9 @@ export function bytes(value) {
   return [String(Math.sign(value) * Number(size.toFixed(digits))), units[unit]];
 }
 
+/** 1600000000 → "1.49": for columns, which have one unit. */
+export const gib = (value) => (value > 0 && value < 2 ** 30 / 200 ? "<0.01" : (value / 2 ** 30).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+
 export const joined = (parts) => parts.join(" ").trim();
 
 /** 8192 → "8K" */

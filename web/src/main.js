@@ -1,5 +1,7 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
 import { $, h } from "./dom.js";
+import { config } from "./hub.js";
+import { later } from "./later.js";
 import * as architecture from "./panels/architecture.js";
 import * as cards from "./panels/cards.js";
 import * as command from "./panels/command.js";
@@ -13,7 +15,7 @@ import { SERIES } from "./palette.js";
 import { ask, ready, Refused, times } from "./python.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
 
-const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula];
+const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, later("training"), later("cluster"), later("shape"), later("presets")];
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build
@@ -46,7 +48,7 @@ function chips() {
 function draw() {
   const model = shown[state.on];
   chooseNode(model);
-  const view = { models: shown, model, defaults, withFirst, choose, pick, act };
+  const view = { models: shown, model, defaults, withFirst, choose, pick, act, add, link };
   chips();
   for (const panel of PANELS) panel.draw(view);
   const own = times.answers.at(-1);
@@ -103,7 +105,11 @@ async function answered(model) {
 async function update() {
   link();
   window.llmcalc.settled = false;
-  if (running) { again = true; controls.draw({ model: shown[state.on], act }); return; }
+  if (running) {
+    again = true;
+    if (shown.length) controls.draw({ model: shown[state.on], act });
+    return;
+  }
   running = true;
   const models = [...state.models];
   try {
@@ -148,22 +154,10 @@ async function remember() {
   window.llmcalc.settled = true;
 }
 
-async function config(hub, revision) {
-  const address = `https://huggingface.co/${hub}/resolve/${encodeURIComponent(revision)}/config.json`;
-  let answer;
-  try {
-    answer = await fetch(address);
-  } catch {
-    throw new Refused(`${hub}: huggingface.co could not be reached; paste its config.json instead`);
-  }
-  if (answer.status === 401 || answer.status === 403) throw new Refused(`${hub}: huggingface.co asks for a login; paste its config.json instead`);
-  if (!answer.ok) throw new Refused(`${hub}: huggingface.co has no config.json there (${answer.status})`);
-  return answer.text();
-}
-
+/** Adds the model that a text names. Resolves with what is wrong, which is shown, or with null. */
 async function add(text) {
   const given = text.trim();
-  if (!given) return;
+  if (!given) return null;
   problem("");
   $("add").setAttribute("aria-busy", "true");
   try {
@@ -182,8 +176,10 @@ async function add(text) {
     state.node = null;
     $("add").value = "";
     await update();
+    return null;
   } catch (error) {
     problem(error.message);
+    return error.message;
   } finally {
     $("add").removeAttribute("aria-busy");
   }

@@ -1,38 +1,67 @@
 // Asks Python, which runs in a worker. Questions that are asked before it is there wait.
 
-const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-const waiting = new Map();
-let last = 0;
-
 /** Times, for the footer and the tests: ready and answers in milliseconds. */
 export const times = { ready: null, answers: [] };
 
 export class Refused extends Error {} // the command line's one line for wrong input
+export class Stopped extends Error {} // somebody did not wait for the answer
 
-let started;
-export const ready = new Promise((resolve, reject) => { started = { resolve, reject }; });
-ready.catch(() => {});
+/** One Python, which starts at once. measured: what is told the times. */
+function python(measured = { answers: [] }) {
+  const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+  const waiting = new Map();
+  let last = 0, started;
+  const ready = new Promise((resolve, reject) => { started = { resolve, reject }; });
+  ready.catch(() => {});
 
-worker.onmessage = ({ data }) => {
-  if (data.ready) {
-    times.ready = performance.now();
-    return started.resolve();
-  }
-  if (data.broken) return started.reject(new Error(data.broken));
-  const { resolve, reject } = waiting.get(data.id);
-  waiting.delete(data.id);
-  if (data.failed) return reject(new Error(data.failed));
-  times.answers.push(data.ms);
-  const { result, error } = JSON.parse(data.text);
-  return error === undefined ? resolve(result) : reject(new Refused(error));
-};
-worker.onerror = (event) => started.reject(new Error(event.message || "the worker did not start"));
+  const refuse = (error) => {
+    for (const { reject } of waiting.values()) reject(error);
+    waiting.clear();
+  };
+  const broken = (text) => { started.reject(new Error(text)); refuse(new Error(text)); };
 
-/** Resolves with the answer of one of bridge.py's calls. Rejects with Refused for wrong input. */
-export function ask(call, request = {}) {
-  return new Promise((resolve, reject) => {
+  worker.onmessage = ({ data }) => {
+    if (data.ready) {
+      measured.ready = performance.now();
+      return started.resolve();
+    }
+    if (data.broken) return broken(data.broken);
+    const { resolve, reject } = waiting.get(data.id);
+    waiting.delete(data.id);
+    if (data.failed) return reject(new Error(data.failed));
+    measured.answers.push(data.ms);
+    const { result, error } = JSON.parse(data.text);
+    return error === undefined ? resolve(result) : reject(new Refused(error));
+  };
+  worker.onerror = (event) => broken(event.message || "the worker did not start");
+
+  const ask = (call, request = {}) => new Promise((resolve, reject) => {
     last += 1;
     waiting.set(last, { resolve, reject });
     worker.postMessage({ id: last, call, request });
   });
+  const stop = () => { worker.terminate(); refuse(new Stopped("stopped")); };
+  return { ask, ready, stop };
+}
+
+const first = python(times);
+
+export const ready = first.ready;
+
+/** Resolves with the answer of one of bridge.py's calls. Rejects with Refused for wrong input. */
+export const ask = first.ask;
+
+let second = null;
+
+/** The same of a second Python, for questions that take seconds, so that the first always answers the controls. It is
+    started by the first such question. */
+export function askApart(call, request) {
+  second ??= python();
+  return second.ask(call, request);
+}
+
+/** Ends what the second Python is at: whoever waits for it is told with Stopped. The next question starts it anew. */
+export function stop() {
+  second?.stop();
+  second = null;
 }

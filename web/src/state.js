@@ -3,9 +3,11 @@
 // A model is {preset}, {hub, revision, config} or {config}. In a link a preset is its name, a model of the hub its id
 // with an @ (the page fetches the config again), and a pasted config is the config itself, compressed.
 
+import { linked, starts, unlinked } from "./run.js";
+
 export const MOST = 4; // models beside one another
 
-export const state = { models: [{ preset: "llama3-8b" }], on: 0, ctx: 8192, batch: 1, weights: "bf16", kv: "bf16", node: null };
+export const state = { models: [{ preset: "llama3-8b" }], on: 0, ctx: 8192, batch: 1, weights: "bf16", kv: "bf16", node: null, ...starts() };
 
 export const WEIGHTS = ["bf16", "fp8", "nf4", "q4_k_m"];
 export const CACHES = ["bf16", "fp8", "int4"];
@@ -45,7 +47,7 @@ export async function hash() {
     else if (model.hub) models.push(encodeURIComponent(`${model.hub}@${model.revision}`));
     else models.push(`~${await packed(JSON.stringify(JSON.parse(model.config)))}`);
   }
-  const text = `m=${models.join(",")}&ctx=${state.ctx}&b=${state.batch}&w=${state.weights}&kv=${state.kv}${state.node ? `&node=${encodeURIComponent(state.node)}` : ""}`;
+  const text = `m=${models.join(",")}&ctx=${state.ctx}&b=${state.batch}&w=${state.weights}&kv=${state.kv}${state.node ? `&node=${encodeURIComponent(state.node)}` : ""}${linked(state)}`;
   if (text.length > TOO_LONG) throw new Error("the pasted config is too long for a link");
   return text;
 }
@@ -61,6 +63,7 @@ export async function restore(text) {
   state.kv = CACHES.includes(given.kv) ? given.kv : "bf16";
   state.node = given.node ? decodeURIComponent(given.node) : null;
   state.on = 0;
+  Object.assign(state, unlinked(given));
   if (!given.m) { state.models = [{ preset: "llama3-8b" }]; return; }
   state.models = [];
   for (const one of given.m.split(",").slice(0, MOST)) {

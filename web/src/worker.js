@@ -2,7 +2,8 @@
 // Archives are fetched when a question first needs them.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
-const NEEDS = { memory: ["later.zip"], explain: ["later.zip", "sympy.zip"] };
+const DEVICES = ["later.zip", "cluster.zip"];
+const NEEDS = { memory: ["later.zip"], training: ["later.zip"], cluster: DEVICES, plan: DEVICES, shape: ["shapes.zip"], proportions: ["shapes.zip"], explain: ["later.zip", "sympy.zip"] };
 const here = (path) => new URL(path, self.location.href).href;
 const fetched = new Map();
 let python;

@@ -31,11 +31,18 @@ class ShardedAndDivided(Divided, Sharded):
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         super().shard(traffic, layer_paths, splits)
         self.divides_loss = traffic.how.divides_loss
+        self.copies_gathered = traffic.how.copies_gathered
 
     def prepare(self, program: Flow) -> None:
         self.find_places(program)
         self.wholes = dict(_wholes(program.root.items, "model"))
         super().prepare(program)
+
+    @property
+    def in_products(self) -> bool:
+        """Asynchronous tensor parallelism is in compiled layers (Inductor's `micro_pipeline_tp_pass`)."""
+        overlaps = self.traffic is not None and self.traffic.how.overlaps
+        return overlaps and self.choices.compiled and self.graph.meter.place.turn >= 0
 
     def whole_shape(self, key: Path, shape: Shape) -> Shape:
         return self.wholes.get(_plain(key), shape)

@@ -45,6 +45,9 @@ class Sharding:
     tensor: ranks of a tensor group, 1 by default.
     divides_loss: whether they compute the loss on divided logits, true by default.
     frozen: the format of the parts of parameters that are not trained; None (default) for that of the others.
+    copies_gathered: of a tensor group, as of `Divided`, false by default.
+    overlaps: whether the products of compiled layers send what they read and give themselves (asynchronous tensor
+        parallelism), false by default.
     """
 
     shards: int
@@ -57,6 +60,8 @@ class Sharding:
     tensor: int = 1
     divides_loss: bool = True
     frozen: Dtype | None = None
+    copies_gathered: bool = False
+    overlaps: bool = False
 
 
 class Gathered(Storage):

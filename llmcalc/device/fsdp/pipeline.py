@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...errors import InputError
-from ...kernels.lowering import RECORDED
+from ...kernels.lowering import ENTRY, RECORDED
 from ...kernels.meter import Device, Meter, Place
 from ...kernels.tensor import Tensor, empty
 from ...layouts.schedules import Action, schedule_of
@@ -66,7 +66,8 @@ class ShardedChunk(Chunk):
         if fsdp.splits and (why := why_not_split(spec, how)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
-        self.gathers = self.returns = False
+        self.gathers = False
+        self.piped = NEWEST
         self.output_chunks: list[Tensor] = []
         self.keep_whole(True)
 
@@ -74,15 +75,43 @@ class ShardedChunk(Chunk):
         super().set_up()
         arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
+    def _initialize_stage(self) -> None:
+        if self.piped.infers_shapes:
+            self._shape_inference()
+        super()._initialize_stage()
+
+    def _shape_inference(self) -> None:
+        """A forward pass without a graph, of zeros where another stage sends what enters."""
+        with self.graph.no_grad():
+            self.next_batch()
+            self.meter.place = Place("forward")
+            args = self.lowering.enter(self.program)
+            if args is not None:
+                self.lowering.given[ENTRY] = args
+            self.run_layers()
+            self.lowering.given.pop(ENTRY, None)
+
+    def clear_runtime_states(self) -> None:
+        """What begins a schedule: outputs and gradients of the one before are freed."""
+        self.output_chunks.clear()
+        for buffer in self.received:
+            buffer.grad = None
+
     def forward_one_chunk(self, i: int) -> Tensor:
         output = super().forward_one_chunk(i)
-        if self.returns and self.stage.last:
+        if self.piped.returns and (self.stage.last or self.piped.keeps_outputs):
             self.output_chunks.append(output)
         return output
 
+    def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
+        grads_input = super().backward_one_chunk(i, loss)
+        if self.piped.keeps_gradients and grads_input is not None:
+            self.received[i].grad = grads_input
+        return grads_input
+
     def merge_outputs(self) -> None:
         """Joins the outputs of all micro-batches, which nobody takes."""
-        if self.output_chunks:
+        if self.output_chunks and self.stage.last:
             shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
             empty(self.meter, (self.how.microbatches * shape[0], *shape[1:]), dtype)
@@ -125,7 +154,8 @@ class ShardedChunk(Chunk):
         self.keep_whole(False)
         for group in self.groups("backward"):
             group.post_backward()
-        self.traffic.finish(list(self.lowering.groups.values()))
+        if self.piped.finishes:
+            self.traffic.finish(list(self.lowering.groups.values()))
         self.keep_whole(True)
 
 
@@ -138,11 +168,23 @@ class Piped:
     gathers_ahead: whether a schedule of several stages gathers each before its first pass and frees it after its last
         one; true by default, as torch 2.13 does. Else the first pass of each group gathers it.
     schedules: how many times a step runs the schedule, each with an equal part of the micro-batches; 1 by default.
+    keeps_outputs: whether all stages keep their outputs until the next schedule, if the last one does; false by
+        default, as since 2025-05-13.
+    keeps_gradients: whether the gradients of what a stage receives stay until the next schedule; false by default, as
+        since 2025-10-01.
+    finishes: whether a schedule ends the sums over ranks; true by default, as since 2025-01-10. Else the last of their
+        buffers stays until there is another sum, in the next step.
+    infers_shapes: whether each stage runs a forward pass on its device before the first step, to learn the shapes of
+        what it sends; false by default, as since 2026-03-18.
     """
 
     returns: bool = False
     gathers_ahead: bool = True
     schedules: int = 1
+    keeps_outputs: bool = False
+    keeps_gradients: bool = False
+    finishes: bool = True
+    infers_shapes: bool = False
 
 
 NEWEST = Piped()
@@ -151,11 +193,38 @@ NEWEST = Piped()
 RETURNS_NOTHING = date(2025, 10, 22)
 """Since when torchtitan asks a schedule for no outputs (e5ef99aab), with a torch of that time."""
 
+FINISHES = date(2025, 1, 10)
+"""Since when torch ends the sums over ranks after a schedule (pull request 144535)."""
+
+LAST_OUTPUTS = date(2025, 5, 13)
+"""Since when the last stage alone keeps its outputs (153383)."""
+
+FREES_GRADIENTS = date(2025, 10, 1)
+"""Since when gradients of what a stage receives are freed once they are sent (164329)."""
+
+INFERS_ON_META = date(2026, 3, 18)
+"""Since when stages learn shapes without memory (177728), as before 2024-09-28 they did not have to (136912)."""
+
 
 def piped_at(version: date | None, schedules: int = 1) -> Piped:
-    """How torchtitan of a date runs schedules; None for the newest. schedules: as of `Piped`."""
-    old = version is not None and version < RETURNS_NOTHING
-    return Piped(returns=old, gathers_ahead=not old, schedules=schedules)
+    """How torchtitan of a date runs schedules, with a torch of that time; None for the newest.
+
+    schedules: as of `Piped`.
+    """
+
+    def before(day: date) -> bool:
+        return version is not None and version < day
+
+    old = before(RETURNS_NOTHING)
+    return Piped(
+        returns=old,
+        gathers_ahead=not old,
+        schedules=schedules,
+        keeps_outputs=before(LAST_OUTPUTS),
+        keeps_gradients=before(FREES_GRADIENTS),
+        finishes=not before(FINISHES),
+        infers_shapes=before(INFERS_ON_META),
+    )
 
 
 class ShardedRank(RankRun):
@@ -184,7 +253,7 @@ class ShardedRank(RankRun):
         how = replace(how, seq=part_of_sequence(layout, how.seq), microbatches=each)
         super().__init__(spec, how, layout, rank, meter, workspace)
         for chunk in self.chunks:
-            chunk.returns = piped.returns
+            chunk.piped = piped
         several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
         self.active = list(_active(self.order, ACTIVE)) if several else []
 
@@ -209,7 +278,7 @@ class ShardedRank(RankRun):
 
     def _run_schedule(self) -> None:
         for chunk in self.chunks:
-            chunk.output_chunks.clear()
+            chunk.clear_runtime_states()
         super().passes()
         for chunk in self.chunks[: len(self.chunks) if self.active else 0]:
             chunk.reshard_all()

@@ -43,6 +43,8 @@ class Fsdp:
     divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
     frozen: number format of the shards of parameters that are not trained; empty (default) for that of the others.
+    copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied too; false by default.
+    overlaps: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
     prefetch: how many further layers each layer gathers ahead of them, in both passes; 0 (default) leaves it to torch,
         which gathers one layer ahead in the backward pass. All layers but the last (in the backward pass, the first)
         so many do it, as in the example of PyTorch (distributed/FSDP2/example.py).
@@ -57,6 +59,8 @@ class Fsdp:
     divides_loss: bool = True
     prefetch: int = 0
     frozen: str = ""
+    copies_gathered: bool = False
+    overlaps: bool = False
 
 
 BY_ELEMENT = ("adamw", "sgd")
@@ -76,6 +80,10 @@ USUAL = TitanSettings()
 
 EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
 """From when (e8977b007) to when (bbb1b616e) torchtitan compiled layers but not the loss."""
+
+
+IN_PLACE = date(2025, 12, 2)
+"""Since when torch leaves gathered tokens of one sequence where they are (pull request 169404)."""
 
 
 def date_of(version: date | None, own: TitanSettings) -> date | None:
@@ -121,6 +129,8 @@ def called(
         float8=own.float8,
         divides_loss=own.loss_parallel,
         frozen=frozen,
+        copies_gathered=version is not None and version < IN_PLACE,
+        overlaps=own.async_tensor_parallel,
     )
 
 
@@ -161,7 +171,16 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
     frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
     return Sharding(
-        layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp, fsdp.divides_loss, frozen
+        layout.shards,
+        index,
+        layout.hsdp_replicas,
+        *formats,
+        fsdp.float8,
+        layout.tp,
+        fsdp.divides_loss,
+        frozen,
+        fsdp.copies_gathered,
+        fsdp.overlaps,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ...kernels.meter import Place
@@ -43,12 +43,14 @@ class Known:
     """What is known of ranks that do the same.
 
     traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded. parameters: those of each chunk.
+    chunks of the rank that has been recorded. parameters: those of each chunk. replayed: `rest_of` a run → what its
+    steps find.
     """
 
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
     parameters: Sequence[list[Parameter]]
+    replayed: dict[tuple[object, ...], Replayed] = field(default_factory=dict, compare=False)
 
 
 Shared: TypeAlias = dict[tuple[object, ...], Known]
@@ -73,15 +75,22 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
         shared[key] = known(spec, settings, rank, alone)
     found = shared.get(key)
     if found is None or found.traces is None:
+        run.set_up()
         return two_steps(run, meter)
     for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
         chunk.parameters = parameters
     further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
     run.passes = Played(meter, found.traces, further)
     try:
-        return two_steps(run, meter)
+        run.set_up()
+        rest = rest_of(run, meter)
+        if rest not in found.replayed:
+            found.replayed[rest] = two_steps(run, meter)
+        return found.replayed[rest]
     except Irregular:
-        return two_steps(RankRun(spec, settings, rank, meter := Noted()), meter)
+        run = RankRun(spec, settings, rank, meter := Noted())
+        run.set_up()
+        return two_steps(run, meter)
 
 
 def alike(run: RankRun) -> tuple[object, ...]:
@@ -106,9 +115,16 @@ def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -
     return Known(traces, below, [chunk.parameters for chunk in run.chunks])
 
 
+def rest_of(run: RankRun, meter: Noted) -> tuple[object, ...]:
+    """What the steps of a rank that has been set up depend on beside its passes, its settings and the layout."""
+    meter.cut()
+    ((steps, _),) = meter.pieces
+    optimizer = run.sizes, run.states_of, run.gathered
+    return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
+
+
 def two_steps(run: RankRun, meter: Noted) -> Replayed:
-    """What set-up and two steps find."""
-    run.set_up()
+    """What two steps of a rank that has been set up find."""
     run.step()
     meter.place = Place()
     meter.peaks = {}
@@ -116,8 +132,8 @@ def two_steps(run: RankRun, meter: Noted) -> Replayed:
     meter.place = Place("after")
     meter.cut()
     device = PlayedAllocator(expandable(run.settings))
-    for events, base in meter.pieces:
-        device.play(events, meter.count, base)
+    for steps, base in meter.pieces:
+        device.play(steps, meter.count, base)
     found = Replayed(after=device.allocated, reserved=device.peak_reserved)
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     found.slop = device.peak_allocated - found.peak[1].bytes

@@ -40,6 +40,8 @@ def _row(table: Table, row: Row) -> str:
     cells = []
     for i, (column, value) in enumerate(zip(table.columns, row.cells, strict=True)):
         indent = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""
-        cells.append(f'<td style="{CELL};text-align:{column.justify}{indent}">{escape(cell_text(column, value))}</td>')
+        colour = f";color:{value.colour}" if column.bar and value and value.colour else ""
+        text = escape(cell_text(column, value))
+        cells.append(f'<td style="{CELL};text-align:{column.justify}{indent}{colour}">{text}</td>')
     strong = ' style="font-weight:bold"' if row.strong else ""
     return f"<tr{strong}>{''.join(cells)}</tr>"

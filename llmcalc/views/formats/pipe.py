@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
-from ..document import Report, Table, cell_text
+from ..bars import LENGTHS, Bar
+from ..document import Report, Row, Table, cell_text
 
 INDENT = "  "
 GAP = "  "
@@ -44,11 +45,36 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: where notes are folded; by default the terminal's, or COLUMNS."""
     width = width_of_terminal() if width is None else width
     out.write(report.text)
-    for i, table in enumerate(report.tables):
+    for i, table in enumerate(drawn(report.tables, width)):
         if i:
             out.write("\n")
         for line in _lines(table, width):
             out.write(line.rstrip() + "\n")
+
+
+def drawn(tables: Sequence[Table], width: int) -> list[Table]:
+    """The tables with bars of one scale, the longest that the width has room for, or without bars where it has none."""
+    lengths = [_length(table, width) for table in tables]
+    length = min((one for one in lengths if one), default=0)
+    return [
+        _with_bars(table, length) if one else table.without_bars() for table, one in zip(tables, lengths, strict=True)
+    ]
+
+
+def _length(table: Table, width: int) -> int:
+    """The most characters that a bar of the whole may have beside the other columns; 0 without room or bars."""
+    shares = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+    if not shares:
+        return 0
+    room = width - len(INDENT) - sum(len(GAP) + one for one in _widths(_texts(table.without_bars())))
+    return next((one for one in LENGTHS if round(max(shares) * one) <= room), 0)
+
+
+def _with_bars(table: Table, length: int) -> Table:
+    def long(row: Row) -> Row:
+        return row._replace(cells=[c._replace(length=length) if isinstance(c, Bar) else c for c in row.cells])
+
+    return table._replace(rows=[long(row) for row in table.rows])
 
 
 def _lines(table: Table, width: int) -> Iterator[str]:

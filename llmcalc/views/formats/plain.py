@@ -32,16 +32,18 @@ def csv(report: Report, out: IO[str]) -> None:
     import csv as library
 
     writer = library.writer(out, lineterminator="\n")
-    keys = [column.key for column in report.tables[0].columns]
+    tables = [table.without_bars() for table in report.tables]
+    keys = [column.key for column in tables[0].columns]
     named = keys[0] == TARGET
     writer.writerow(keys if named else [TARGET, *keys])
-    for table in report.tables:
-        if table.name == report.tables[0].name and [column.key for column in table.columns] == keys:
+    for table in tables:
+        if table.name == tables[0].name and [column.key for column in table.columns] == keys:
             writer.writerows(cells if named else [table.target, *cells] for cells in _cells(table))
 
 
 def records(table: Table) -> list[dict[str, Any]]:
     """The rows as dicts of raw values, None where a cell is empty; `target` first, as in CSV."""
+    table = table.without_bars()
     keys = [column.key for column in table.columns]
     found = [dict(zip(keys, cells, strict=True)) for cells in _cells(table)]
     empty = [{key: None if value == "" else value for key, value in row.items()} for row in found]
@@ -69,7 +71,7 @@ def markdown(report: Report, out: IO[str]) -> None:
     for i, table in enumerate(report.tables):
         if i:
             out.write("\n")
-        _markdown_table(table, out)
+        _markdown_table(table.without_bars(), out)
 
 
 def _markdown_table(table: Table, out: IO[str]) -> None:

@@ -21,7 +21,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
     out.write(report.text)
     console = Console(file=out, width=width, highlight=False)
-    for i, table in enumerate(report.tables):
+    for i, table in enumerate(pipe.drawn(report.tables, console.width)):
         if i:
             console.print()
         _heading(console, table)
@@ -90,7 +90,10 @@ def _grid(table: Table) -> RichTable:
             overflow="fold",
         )
     for row, cells in zip(table.rows, texts, strict=True):
-        coloured = [Text(cell, style=column.colour(cell)) for column, cell in zip(table.columns, cells, strict=True)]
+        coloured = [
+            Text(cell, style=column.colour(cell, value))
+            for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
+        ]
         for column, text in zip(table.columns, coloured, strict=True):
             for pattern, colour in column.marks.items():
                 text.highlight_regex(pattern, colour)

@@ -1,25 +1,19 @@
-// Two log-log charts against context: the cache of all sequences, and FLOPs per token.
+// Two log-log charts against context: the cache of all sequences, and FLOPs per token. Names of models stand at the ends
+// of their lines, or above the chart where there is no room for them.
+import { short, ticks } from "../axes.js";
 import { $, h, s } from "../dom.js";
 import { bytes, flops, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { state } from "../state.js";
 
-const HEIGHT = 214, LEFT = 86, BOTTOM = 26, TOP = 14, LABEL = 7.8;
-
-/** Round values between two, at most five: powers of the base, or 1, 2, 5 of each power of ten. */
-function ticks(low, high, base) {
-  const found = [];
-  if (base === 2) for (let k = Math.ceil(Math.log2(low)); 2 ** k <= high; k += 1) found.push(2 ** k);
-  else for (let k = Math.floor(Math.log10(low)); 10 ** k <= high; k += 1) for (const q of [1, 2, 5]) if (q * 10 ** k >= low && q * 10 ** k <= high) found.push(q * 10 ** k);
-  const every = Math.ceil(found.length / 5);
-  return found.filter((_, i) => i % every === 0);
-}
+const HEIGHT = 214, LEFT = 86, BOTTOM = 26, TOP = 14, LABEL = 7.8, NARROW = 360;
 
 function chart(place, curves, write, base, what) {
   const points = curves.flatMap((one) => one.points);
   if (!points.length) return place.replaceChildren(h("p", { class: "quiet" }, "None: an encoder reads a sequence in one pass and keeps nothing."));
-  const width = place.clientWidth;
-  const right = Math.min(190, 30 + LABEL * Math.max(...curves.map((one) => one.title.length)), width * 0.36);
+  const width = place.clientWidth, drawn = curves.filter((one) => one.points.length);
+  const names = 30 + LABEL * Math.max(...drawn.map((one) => one.title.length));
+  const beside = width >= NARROW && names <= Math.min(190, width * 0.36), right = beside ? names : 16;
   const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
   const x0 = Math.log2(Math.min(...xs)), x1 = Math.max(Math.log2(Math.max(...xs)), x0 + 1);
   const spread = Math.max(...ys) / Math.min(...ys);
@@ -34,16 +28,16 @@ function chart(place, curves, write, base, what) {
   for (let k = Math.ceil(x0); k <= x1; k += step) axis.push(s("text", { x: X(2 ** k), y: HEIGHT - 6, "text-anchor": "middle" }, tokens(2 ** k)));
   const here = state.ctx >= 2 ** x0 && state.ctx <= 2 ** x1 ? s("path", { class: "here", d: `M${X(state.ctx)} ${TOP}V${HEIGHT - BOTTOM}` }) : "";
   const lines = curves.map(({ points: own, at }) => own.length ? s("path", { class: "line", stroke: SERIES[at], d: `M${own.map(([x, y]) => `${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("L")}` }) : "");
-  const ends = curves.filter((one) => one.points.length).map((one) => ({ ...one, x: X(one.points.at(-1)[0]), y: Y(one.points.at(-1)[1]) })).sort((a, b) => a.y - b.y);
+  const ends = drawn.map((one) => ({ ...one, x: X(one.points.at(-1)[0]), y: Y(one.points.at(-1)[1]) })).sort((a, b) => a.y - b.y);
   ends.forEach((end, i) => { if (i) end.y = Math.max(end.y, ends[i - 1].y + 14); });
-  const most = Math.floor((right - 30) / LABEL);
-  const labels = ends.map((end) => s("text", { class: "name", x: end.x + 8, y: end.y + 4 }, s("tspan", { fill: SERIES[end.at] }, "● "), end.title.length > most ? `${end.title.slice(0, most - 1)}…` : end.title));
+  const labels = beside ? ends.map((end) => s("text", { class: "name", x: end.x + 8, y: end.y + 4 }, s("tspan", { fill: SERIES[end.at] }, "● "), end.title)) : [];
+  const legend = beside ? [] : [h("div", { class: "legend" }, drawn.map((one) => h("span", {}, h("i", { style: `background:${SERIES[one.at]}` }), one.title)))];
   const text = `${what}. ${curves.map((one) => `${one.title}: ${one.points.map(([x, y]) => `${tokens(x)} ${joined(write(y))}`).join(", ")}`).join(". ")}`;
-  place.replaceChildren(s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, grid, axis, here, lines, labels));
+  place.replaceChildren(...legend, s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, grid, axis, here, lines, labels));
 }
 
 export function draw({ models }) {
-  const of = (name) => models.map((model, at) => ({ title: model.title.replace(/ \(.*/, ""), at, points: model.answer?.curves[name].filter(([, y]) => y > 0) ?? [] }));
+  const of = (name) => models.map((model, at) => ({ title: short(model.title), at, points: model.answer?.curves[name].filter(([, y]) => y > 0) ?? [] }));
   if (!models.some((model) => model.answer)) return;
   chart($("kv"), of("kv"), bytes, 2, `Bytes of the cache of ${state.batch} sequences by context`);
   chart($("flops"), of("flops"), flops, 10, "FLOPs per token by context");

@@ -1,0 +1,114 @@
+"""What the project says of itself stands in one place: addresses and authors in pyproject.toml, the version in the
+package. The versions that CI installs agree with pyproject.toml, and an sdist has the files of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmcalc import __version__
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY, SITE = PROJECT["urls"]["Repository"], PROJECT["urls"]["Documentation"]
+
+OURS = re.compile(r"https://(?:github\.com/[\w.-]*|[\w.-]*\.github\.io)/llmcalc\b[\w./#-]*")
+"""An address of a repository called llmcalc, or of its pages."""
+
+ENDINGS = {".md", ".py", ".toml", ".yml", ".yaml", ".js", ".html", ".ipynb", ".json", ""}
+
+
+def files() -> list[str]:
+    """The files of the repository, or of what will be."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("not a git checkout")
+    return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def texts() -> dict[str, str]:
+    """Files that people write, without the tests and the data of models."""
+    named = [name for name in files() if Path(name).suffix in ENDINGS and not name.startswith(("presets/", "tests/"))]
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in named if name != "uv.lock"}
+
+
+def test_addresses_are_those_of_the_project() -> None:
+    found = {(name, address) for name, text in texts().items() for address in OURS.findall(text)}
+    assert {"README.md", "SECURITY.md", "pyproject.toml"} <= {name for name, _ in found}
+    assert {one for one in found if not f"{one[1]}/".startswith((f"{REPOSITORY}/", SITE))} == set()
+    assert all(f"{url}/".startswith((f"{REPOSITORY}/", SITE)) for url in PROJECT["urls"].values())
+    assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
+
+
+def test_the_page_is_where_it_is_published() -> None:
+    """README's link leads to the folder that `.ci/pages` puts the page in."""
+    (place,) = re.findall(r'--export "\$folder/(.*)"', (ROOT / ".ci" / "pages").read_text())
+    assert PROJECT["urls"]["Homepage"] == f"{SITE}{place}/"
+    for name in ("README.md", "README.zh-CN.md"):
+        above, _, _ = (ROOT / name).read_text().partition("```sh")  # before the first command
+        assert f"]({PROJECT['urls']['Homepage']})" in above
+        assert "](docs/images/page.png)" in above
+
+
+def test_the_action_is_used_by_its_repository() -> None:
+    owner = REPOSITORY.removeprefix("https://github.com/")
+    used = {name: re.findall(r"uses: (\S*/llmcalc)@", text) for name, text in texts().items()}
+    assert {name for name, found in used.items() if found} >= {"docs/guide.md"}
+    assert {one for found in used.values() for one in found} == {owner}
+
+
+def test_authors_are_those_of_the_project() -> None:
+    (author,) = PROJECT["authors"]
+    assert yaml.safe_load((ROOT / "action.yml").read_text())["author"] == author["name"]
+
+
+def test_the_version_is_in_one_place() -> None:
+    assert "version" not in PROJECT
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1] == __version__
+    told = re.compile(rf"llmcalc(?:-arch)?(?:==|@v|-| )v?{re.escape(__version__)}\b")
+    assert [name for name, text in texts().items() if told.search(text)] == []
+
+
+def test_the_locked_versions_are_current() -> None:
+    """Without a network: the lock states what it was made from. `uv lock` makes it anew."""
+    words = [str(BIN / "uv"), "lock", "--check", "--offline"]
+    if not Path(words[0]).exists():
+        pytest.skip("uv is missing: pip install uv")
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_lock_names_one_registry_and_no_path() -> None:
+    """So that it is the same wherever `uv lock` ran: no mirror, no folder of one machine."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    own = [one for one in packages if one["name"] == PROJECT["name"]]
+    assert [one["source"] for one in own] == [{"editable": "."}]
+    others = [one for one in packages if one["name"] != PROJECT["name"]]
+    assert {str(one["source"]) for one in others} == {str({"registry": "https://pypi.org/simple"})}
+    made = [file for one in others for file in [*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else ())]]
+    assert made
+    assert all(file["url"].startswith("https://files.pythonhosted.org/") and file["hash"] for file in made)
+
+
+def test_an_sdist_has_files_of_the_repository_alone(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(words, check=True, capture_output=True)
+    (archive,) = tmp_path.iterdir()
+    with tarfile.open(archive) as made:
+        names = {name.partition("/")[2] for name in made.getnames()}
+    assert names - set(files()) == {"PKG-INFO"}
+    assert {"LICENSE", "README.md", "pyproject.toml", "llmcalc/py.typed", "presets/hardware/h200.toml"} <= names
+    allowed = ("llmcalc/", "presets/", "tests/", "docs/")
+    assert sorted(name for name in names if "/" in name and not name.startswith(allowed)) == []

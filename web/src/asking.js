@@ -1,0 +1,54 @@
+// A panel's question to the second Python. While one is answered no other is sent; of those that come meanwhile only the
+// last is asked afterwards.
+import { $, h } from "./dom.js";
+import { askApart, Refused, Stopped, stop } from "./python.js";
+
+const RESTS = 300; // ms without a change before a question is asked
+
+/** status: the element that says that Python is at work. shows: called with {found}, {error} or {stopped}, and what
+    was given beside the question. */
+export function asking(call, status, shows) {
+  let wanted = null, busy = false;
+
+  function working(since) {
+    const text = h("span", {}, "Python is at work…");
+    const ticking = setInterval(() => { text.textContent = `Python is at work, ${Math.round((performance.now() - since) / 1000)} s`; }, 1000);
+    $(status).replaceChildren(text, h("button", { type: "button", class: "plain", onclick: stop }, "Stop"));
+    return () => { clearInterval(ticking); $(status).replaceChildren(); };
+  }
+
+  async function answered(request) {
+    try {
+      return { found: await askApart(call, request) };
+    } catch (error) {
+      if (error instanceof Stopped) return { stopped: true };
+      return { error: error instanceof Refused ? error.message : `Python does not run here: ${error.message}` };
+    }
+  }
+
+  async function run() {
+    busy = true;
+    const done = working(performance.now());
+    for (let now = null; wanted !== null && now !== wanted;) {
+      now = wanted;
+      await new Promise((resolve) => setTimeout(resolve, RESTS));
+      if (now !== wanted) continue;
+      const answer = await answered(now.request);
+      if (now === wanted) shows(answer, now.along);
+    }
+    busy = false;
+    done();
+  }
+
+  return {
+    /** Asks, unless the same was asked last. along: what `shows` is given too. */
+    ask(request, along) {
+      const key = JSON.stringify(request);
+      if (wanted?.key === key) return;
+      wanted = { key, request, along };
+      if (!busy) run();
+    },
+    /** Forgets what was asked last, so that the same may be asked again. */
+    forget() { wanted = null; },
+  };
+}

@@ -1,0 +1,26 @@
+// A model's config.json from Hugging Face, which the browser fetches itself. Nothing else on the page asks another site.
+import { Refused } from "./python.js";
+
+const PATIENCE = 20_000; // ms; a site that is blocked may never answer
+
+/** What is wrong, by the answer's status and the hub's own code. Without a login it answers 401 for what does not exist. */
+function wrong(status, code) {
+  if (code === "GatedRepo") return "is gated: accept its terms on the hub, and paste its config.json here";
+  if (code === "RevisionNotFound") return "has no such revision";
+  if (code === "RepoNotFound" || status === 401 || status === 403) return "no such repository, or a private one: check the name, or paste its config.json here";
+  if (status === 404) return "has no config.json";
+  return `its config.json could not be fetched: huggingface.co answered ${status}`;
+}
+
+/** The text of the config. Rejects with Refused, in one line. */
+export async function config(hub, revision) {
+  const name = revision === "main" ? hub : `${hub}@${revision}`;
+  try {
+    const answer = await fetch(`https://huggingface.co/${hub}/resolve/${encodeURIComponent(revision)}/config.json`, { signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Refused(`${name}: ${wrong(answer.status, answer.headers.get("X-Error-Code"))}`);
+    return await answer.text();
+  } catch (error) {
+    if (error instanceof Refused) throw error;
+    throw new Refused(`${name}: huggingface.co could not be reached; paste its config.json here`);
+  }
+}

@@ -1,0 +1,106 @@
+// Depth against width: other shapes with as many parameters as each model, and what a token costs in them. The shapes
+// are those of `llmcalc shape`, and the table is the one that it prints.
+import { short, ticks } from "../axes.js";
+import { $, h, s } from "../dom.js";
+import { bytes, flops, integer, joined, tokens } from "../format.js";
+import { SERIES } from "../palette.js";
+import { ask, Refused } from "../python.js";
+import { asked, state, target } from "../state.js";
+
+const HEIGHT = 236, LEFT = 84, RIGHT = 22, TOP = 10, BOTTOM = 42;
+const DEEPEST = 8, WIDEST = 1024; // h/L of the axis, as far as a study goes
+const RESTS = 250; // ms without a change before shapes are counted: it takes longer than a slider's step
+
+let latest = "", studies = [], view = null, open = false;
+
+async function study(model, at) {
+  const title = short(model.title);
+  try {
+    return { title, at, model, ...(await ask("shape", { model: asked(model.model), ctx: state.ctx, kv: state.kv })) };
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return { title, at, model, error: error.message };
+  }
+}
+
+export async function draw(next) {
+  view = next;
+  const { models } = view;
+  const key = JSON.stringify([models.map((model) => [asked(model.model), Boolean(model.answer)]), state.ctx, state.kv]);
+  if (key === latest) return paint();
+  latest = key;
+  if (!studies.length) $("shape").replaceChildren(h("p", { class: "quiet" }, "Counting other shapes of the same size…"));
+  await new Promise((resolve) => setTimeout(resolve, RESTS));
+  const found = [];
+  for (const [at, model] of models.entries()) {
+    if (key !== latest) return;
+    try {
+      if (model.answer) found.push(await study(model, at));
+    } catch (error) {
+      latest = "";
+      throw error;
+    }
+  }
+  if (key !== latest) return;
+  studies = found;
+  paint();
+}
+
+const words = ({ num_hidden_layers: layers, hidden_size: size, aspect_ratio: ratio, flops_per_token: work, kv_bytes_per_token: cache }) =>
+  `${integer(layers)} layers of ${integer(size)}, h/L ${ratio.toFixed(1)}: ${joined(flops(work))} and ${joined(bytes(cache))} per token`;
+
+function chart(figure, drawn, band, { key, write, base, what }) {
+  const width = figure.clientWidth;
+  const shapes = drawn.flatMap((one) => one.shape.shapes), values = shapes.map((one) => one[key]), ratios = shapes.map((one) => one.aspect_ratio);
+  const pad = Math.max(Math.max(...values) / Math.min(...values), 1.2) ** 0.07, low = Math.min(...values) / pad, high = Math.max(...values) * pad;
+  const x0 = Math.log2(Math.min(DEEPEST, ...ratios)), x1 = Math.log2(Math.max(WIDEST, ...ratios)), bottom = HEIGHT - BOTTOM;
+  const X = (x) => LEFT + ((width - LEFT - RIGHT) * (Math.log2(x) - x0)) / (x1 - x0);
+  const Y = (y) => bottom - ((bottom - TOP) * Math.log(y / low)) / Math.log(high / low);
+  const grid = ticks(low, high, base).map((y) => [
+    s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${width - RIGHT}` }),
+    s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, joined(write(y)).replace(/\.0+(?= )/, "")),
+  ]);
+  const axis = ticks(2 ** x0, 2 ** x1, 2, 8).map((x) => s("text", { x: X(x), y: bottom + 18, "text-anchor": "middle" }, integer(x)));
+  axis.push(s("text", { x: LEFT, y: HEIGHT - 5 }, "← deeper"), s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "h / L"), s("text", { x: width - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, "wider →"));
+  const usual = s("rect", { class: "band", x: X(band[0]), y: TOP, width: X(band[1]) - X(band[0]), height: bottom - TOP });
+  const lines = drawn.map(({ at, shape: { shapes: own } }) => s("path", { class: "line", stroke: SERIES[at], d: `M${own.map((one) => `${X(one.aspect_ratio).toFixed(1)} ${Y(one[key]).toFixed(1)}`).join("L")}` }));
+  const marks = drawn.flatMap(({ at, title, shape: { shapes: own } }) => own.map((one, i) => {
+    const x = X(one.aspect_ratio), y = Y(one[key]);
+    const drawing = one.target ? s("path", { d: `M${x} ${y - 8}l8 8l-8 8l-8 -8z`, fill: SERIES[at] }) : s("circle", { cx: x, cy: y, r: 4, fill: SERIES[at] });
+    const near = () => point(`${at}:${i}`, `${title}, ${words(one)}`);
+    return s("g", { class: "mark", "data-shape": `${at}:${i}`, onpointerenter: near, onclick: near }, s("circle", { cx: x, cy: y, r: 12, fill: "transparent" }), drawing);
+  }));
+  const text = `${what} by h/L. ${drawn.map(({ title, shape: { shapes: own } }) => `${title}: ${own.map((one) => `${one.aspect_ratio.toFixed(1)} ${joined(write(one[key]))}`).join(", ")}`).join(". ")}`;
+  figure.append(h("figcaption", {}, what), s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, usual, grid, axis, lines, marks));
+}
+
+/** Marks a shape in both charts and in the table, and says what it is. */
+function point(shape, text) {
+  for (const one of $("shape").querySelectorAll("[data-shape]")) one.classList.toggle("hot", one.dataset.shape === shape);
+  $("shape-said").textContent = text;
+}
+
+function table({ at, table: { head, rows, notes } }) {
+  const body = rows.map(({ cells, strong }, i) => h("tr", { class: strong ? "on" : "", "data-shape": `${at}:${i}` }, cells.map((cell, j) => h(j ? "td" : "th", j ? {} : { scope: "row" }, cell))));
+  return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Shapes as a table" },
+    h("table", {}, h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body))),
+  h("ul", { class: "notes" }, notes.slice(1).map((note) => h("li", {}, note)))];
+}
+
+function paint() {
+  const drawn = studies.filter((one) => one.shape), place = $("shape");
+  const refused = studies.filter((one) => one.error).map((one) => h("p", { class: "warning" }, h("b", {}, one.title), ` has no study: ${one.error.replace(/^shape: /, "")}.`));
+  if (!drawn.length) return place.replaceChildren(...refused);
+  const one = drawn.find(({ model }) => model.model === view.model.model) ?? drawn[0];
+  const { shapes, budget } = one.shape, deep = shapes[0], wide = shapes.at(-1);
+  const legend = h("div", { class: "legend" }, drawn.map(({ title, at }) => h("span", {}, h("i", { style: `background:${SERIES[at]}` }), title)),
+    h("span", {}, "◆ the model itself"), h("span", {}, h("i", { class: "band" }), `h/L ${one.band.join(" to ")}: most large dense decoders`));
+  const range = shapes.length > 1 ? `from ${integer(deep.num_hidden_layers)} layers of ${integer(deep.hidden_size)} to ${integer(wide.num_hidden_layers)} of ${integer(wide.hidden_size)}` : "no other of the same proportions";
+  const said = `${one.title}: ${shapes.length} shape${shapes.length > 1 ? "s" : ""} of ${integer(budget.value)} parameters ± ${100 * budget.tolerance} %, ${range}`;
+  const command = `llmcalc shape ${target(one.model.model)} --seq ${state.ctx} --dtype ${state.kv}`;
+  const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, `The numbers of ${one.title} as a table`), table(one));
+  const figures = [h("figure", {}), h("figure", {})];
+  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, one.table.notes[0]), ...refused, more, h("code", { class: "asked", tabindex: 0, "aria-label": "The same on the command line" }, `$ ${command}`));
+  chart(figures[0], drawn, one.band, { key: "flops_per_token", write: flops, base: 10, what: `FLOPs per token at ${tokens(state.ctx)} tokens, forward pass` });
+  chart(figures[1], drawn, one.band, { key: "kv_bytes_per_token", write: bytes, base: 2, what: `KV cache per token, ${state.kv}` });
+}

@@ -1,0 +1,159 @@
+// What one device holds over a training step: by kind in each phase, module by module, and which accelerators have room.
+import { asking } from "../asking.js";
+import { $, h, s } from "../dom.js";
+import { choice, command, line, slider, style } from "../fields.js";
+import { bytes, gib, integer, joined } from "../format.js";
+import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../held.js";
+import { request } from "../run.js";
+import { asked, state } from "../state.js";
+
+const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
+const NEAR = [0.4, 1.3]; // capacities that the chart marks: more and less than these parts of the peak
+const LABEL = 21; // pixels between two names of capacities
+
+let made = null, view = null, answer = null, width = 0;
+
+const question = asking("training", "training-status", (found, along) => {
+  answer = { ...found, ...along };
+  window.llmcalc.training = found.found?.training;
+  paintAll();
+});
+
+function make() {
+  const changed = () => { view.link(); ask(); };
+  const controls = [
+    slider("run", "seq", "Sequence", [256, 131072], " tokens", changed),
+    slider("run", "batch", "Micro-batch", [1, 64], "", changed, 1),
+    choice("run", "precision", "Precision", changed, { note: "bf16-master: weights and gradients in bf16, master weights and states in fp32; autocast: weights in fp32", names: { "bf16-master": "bf16, fp32 master", autocast: "autocast (fp32 weights)", bf16: "bf16 throughout", fp32: "fp32" } }),
+    choice("run", "optimizer", "Optimizer", changed, { names: { adamw: "AdamW", "adamw-8bit": "AdamW, 8 bit", sgd: "SGD", adafactor: "Adafactor", muon: "Muon" } }),
+    choice("run", "recompute", "Recompute", changed, { note: "What runs again in the backward pass instead of being kept", names: { none: "nothing", attention: "attention", "attention+matmuls": "attention and products", full: "whole layers", "every:2": "every 2nd layer", "every:4": "every 4th layer" } }),
+    choice("run", "attn_implementation", "Attention", changed, { note: "Kernels of attention: eager keeps all scores, flash none", names: { flash: "flash", "sdpa-math": "sdpa, math", eager: "eager" } }),
+  ];
+  made = { controls, line: line(), body: h("div", {}) };
+  $("training").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)),
+    h("p", { id: "training-status", class: "status", role: "status" }), made.body, made.line.row);
+}
+
+function ask() {
+  const { model } = view;
+  for (const one of made.controls) one.update();
+  made.line.write(command(model.model, "run"));
+  question.ask({ model: asked(model.model), settings: request(state, "run") }, { title: model.title });
+}
+
+const moment = ({ phase, node }) => `${PHASES[phase]}${node ? `, ${node}` : ""}`;
+
+/** A row a phase: what it holds at its highest point. */
+function phases(used) {
+  const all = Object.entries(used.by_phase), sum = (kinds) => Object.values(kinds).reduce((total, size) => total + size, 0);
+  const had = Object.keys(all[0][1]).filter((kind) => all.some(([, kinds]) => kinds[kind] > 0));
+  const most = Math.max(...all.map(([, kinds]) => sum(kinds)));
+  const head = had.map((kind) => h("th", { scope: "col" }, h("i", { style: `background:${paint(kind)}` }), kind === "overhead" ? "workspaces" : kind));
+  const rows = all.map(([phase, kinds]) => {
+    const parts = had.map((kind) => [kind, kinds[kind]]);
+    return h("tr", { class: phase === used.peak_at.phase ? "peak" : "" }, h("th", { scope: "row" }, PHASES[phase]), h("td", {}, h("b", {}, gib(sum(kinds)))), h("td", { class: "track" }, bar(parts, most)),
+      parts.map(([, size]) => h("td", {}, size ? gib(size) : "")));
+  });
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What each phase holds at its highest point, by kind" }, h("table", { class: "phases" },
+    h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "at most, GiB"), h("td", {}), head)), h("tbody", {}, rows)));
+}
+
+/** The modules in the order in which they ran, without those that only hold others; the step of the optimizer, which is one moment, as broad as a twelfth of them. */
+function course(timeline) {
+  const holders = new Set();
+  for (const { node } of timeline) for (let at = node.lastIndexOf("."); at > 0; at = node.lastIndexOf(".", at - 1)) holders.add(node.slice(0, at));
+  const points = timeline.filter(({ phase, node }) => phase !== "step" && node && !holders.has(node));
+  const step = timeline.filter(({ phase }) => phase === "step");
+  return [...points, ...step.flatMap((point) => Array(Math.max(1, Math.round(points.length / 12 / step.length))).fill(point))];
+}
+
+function scale(high) {
+  const room = high / 5, power = 10 ** Math.floor(Math.log10(room));
+  const step = [1, 2, 5, 10].find((q) => q * power >= room) * power;
+  return Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
+}
+
+/** What every phase holds as much of: the chart shows it below the rest. */
+const steady = ({ by_phase: phases }) => ["weights", "optimizer"].map((kind) => [kind, Object.values(phases).map((kinds) => kinds[kind])])
+  .filter(([, sizes]) => sizes[0] && sizes.every((size) => size === sizes[0])).map(([kind, sizes]) => [kind, sizes[0]]);
+
+/** Accelerators whose capacity is not far from the peak, so many as there is room for their names. */
+function marks(fits, peak, Y) {
+  const found = [];
+  for (const fit of fits.filter(({ usable_bytes: size }) => size > peak * NEAR[0] && size < peak * NEAR[1]).sort((a, b) => Math.abs(a.usable_bytes - peak) - Math.abs(b.usable_bytes - peak))) {
+    if (found.every((one) => Math.abs(Y(one.usable_bytes) - Y(fit.usable_bytes)) > LABEL)) found.push(fit);
+  }
+  return found.slice(0, 5);
+}
+
+function timeline(place, used, fits) {
+  const points = course(used.timeline), wide = place.clientWidth;
+  const peak = Math.max(...points.map((point) => point.bytes));
+  const high = Math.max(peak * 1.06, ...fits.map((fit) => fit.usable_bytes).filter((size) => size > peak && size < peak * NEAR[1]).map((size) => size * 1.04)) / GIB;
+  const X = (i) => LEFT + ((wide - LEFT - RIGHT) * i) / points.length;
+  const Y = (size) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * size) / GIB / high;
+  const grid = scale(high).map((at) => [s("path", { class: "rule", d: `M${LEFT} ${Y(at * GIB)}H${wide - RIGHT}` }), s("text", { x: LEFT - 8, y: Y(at * GIB) + 4, "text-anchor": "end" }, `${at} GiB`)]);
+  const outline = (from, to) => points.slice(from, to).map((point, i) => `L${X(from + i).toFixed(1)} ${Y(point.bytes).toFixed(1)}H${X(from + i + 1).toFixed(1)}`).join("").slice(1);
+  const whole = outline(0, points.length);
+  let below = 0;
+  const bands = steady(used).map(([kind, size]) => {
+    const y = Y(below + size), drawn = s("rect", { x: LEFT, y, width: wide - LEFT - RIGHT, height: Y(below) - y, fill: paint(kind) });
+    below += size;
+    return drawn;
+  });
+  const starts = points.flatMap((point, i) => (i === 0 || points[i - 1].phase !== point.phase ? [i] : []));
+  const names = starts.map((from, k) => {
+    const to = starts[k + 1] ?? points.length, middle = (X(from) + X(to)) / 2, { phase } = points[from];
+    const name = 6.4 * PHASES[phase].length < X(to) - X(from) ? PHASES[phase] : phase;
+    return [from ? s("path", { class: "rule", d: `M${X(from)} ${TOP - 6}V${HEIGHT - BOTTOM}` }) : "", s("text", { x: Math.min(middle, wide - RIGHT - 3.3 * name.length), y: 12, "text-anchor": "middle" }, name)];
+  });
+  const capacities = marks(fits, peak, Y).map((fit) => [s("path", { class: "here", d: `M${LEFT} ${Y(fit.usable_bytes)}H${wide - RIGHT}` }), s("text", { class: "name", x: LEFT + 6, y: Y(fit.usable_bytes) - 4 }, fit.hardware)]);
+  const cursor = s("path", { class: "cursor" }), dot = s("circle", { class: "dot", r: 4 });
+  const text = h("output", {});
+  const at = h("input", { type: "range", min: 0, max: points.length - 1, "aria-label": "Moment of the step", oninput: () => show() });
+  function show() {
+    const i = +at.value, point = points[i], x = (X(i) + X(i + 1)) / 2;
+    const said = `${joined(bytes(point.bytes))} in the ${moment(point)}`;
+    cursor.setAttribute("d", `M${x} ${TOP - 6}V${HEIGHT - BOTTOM}`);
+    dot.setAttribute("cx", x);
+    dot.setAttribute("cy", Y(point.bytes));
+    text.value = said;
+    at.setAttribute("aria-valuetext", said);
+  }
+  const move = (event) => {
+    const from = event.currentTarget.getBoundingClientRect();
+    at.value = Math.floor(((event.clientX - from.left - LEFT) / (wide - LEFT - RIGHT)) * points.length);
+    show();
+  };
+  place.replaceChildren(s("svg", { width: wide, height: HEIGHT, "aria-hidden": "true", onpointermove: move },
+    s("clipPath", { id: "course" }, s("path", { d: `M${LEFT} ${HEIGHT - BOTTOM}L${whole}V${HEIGHT - BOTTOM}z` })),
+    grid, s("g", { "clip-path": "url(#course)" }, s("rect", { class: "rest", x: LEFT, y: 0, width: wide - LEFT - RIGHT, height: HEIGHT }), bands),
+    s("path", { class: "outline", d: `M${whole}` }), names, capacities, cursor, dot),
+  h("label", { class: "moment" }, at, text));
+  at.value = points.findIndex((point) => point.bytes === peak);
+  show();
+}
+
+function paintAll() {
+  if (!answer) return;
+  width = $("training").clientWidth;
+  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { question.forget(); ask(); } }, "Count again")));
+  if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
+  const { memory: used, fits, workload } = answer.found.training;
+  const parts = partsOf(used), place = h("div", { class: "course" });
+  const key = steady(used).map(([kind]) => h("span", {}, h("i", { style: `background:${paint(kind)}` }), named(kind)));
+  const tensors = joined(bytes(used.peak_bytes)), run = `${workload.batch} × ${integer(workload.seq)} tokens`;
+  made.body.replaceChildren(
+    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed to train ${answer.title} on ${run}. The peak, ${tensors}, is in the ${moment(used.peak_at)}; ${joined(bytes(used.after_step_bytes))} stay after a step.`),
+    phases(used), h("h3", {}, "Module by module"), h("div", { class: "legend" }, key, h("span", {}, h("i", { class: "rest" }), "gradients, activations kept and temporary tensors")), place,
+    h("h3", {}, "On one accelerator"), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
+  timeline(place, used, fits);
+}
+
+export async function draw(next) {
+  view = next;
+  await style();
+  if (!made) make();
+  if (view.model.answer) ask();
+  if (width !== $("training").clientWidth) paintAll();
+}
