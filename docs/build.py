@@ -98,6 +98,13 @@ def home() -> str:
     return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
 
 
+def configured(source: Path, place: str) -> str:
+    """A language's zensical.toml, with the address that it is published at, which pyproject.toml states."""
+    site = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+    address = f"{site}{place}/" if place else site
+    return (source / "zensical.toml").read_text().replace("[project]\n", f'[project]\nsite_url = "{address}"\n', 1)
+
+
 def switched(folder: Path) -> None:
     """Leads the switch of languages to the same page in the other language, or to its home if it has no such page."""
     places = {
@@ -123,7 +130,7 @@ def build(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
             pages = work / "docs"
-            shutil.copy(source / "zensical.toml", work)
+            (work / "zensical.toml").write_text(configured(source, place))
             for file in sorted(source.rglob("*.md")):
                 if owner(file, languages().values()) == source:
                     page = pages / file.relative_to(source)
@@ -132,6 +139,7 @@ def build(folder: Path) -> None:
             if not place:
                 reference.write(pages / "reference")
                 shutil.copytree(DOCS / "images", pages / "images")
+            shutil.copy(DOCS / "site.css", pages)
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
             (work / "llmcalc").symlink_to(ROOT / "llmcalc")

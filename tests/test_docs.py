@@ -1,4 +1,4 @@
-"""The documentation's site: it builds without a warning, and its links lead somewhere without a network (20 seconds).
+"""The documentation's site: it builds without a warning, and its links lead somewhere without a network (about a minute).
 
 It needs Zensical (`pip install -e '.[docs]'`), and is skipped where that is missing.
 """
@@ -106,7 +106,7 @@ def test_each_chinese_page_is_an_english_one_too() -> None:
 
 
 def test_the_chinese_page_about_links_has_the_same_fields() -> None:
-    """The code and the numbers of each row; tests/web/test_links.py compares those of the English page with the page."""
+    """The code and the numbers of each row; tests/web/test_links.py compares the English page with what is read."""
     english, chinese = ((ROOT / folder / "how-to/page-links.md").read_text() for folder in ("docs", "docs/zh"))
     rows = [
         [re.findall(r"`[^`]*`|\d+", row) for row in re.findall(r"^\| `.*", page, re.MULTILINE)]
@@ -127,6 +127,16 @@ def test_chinese_lines_do_not_end_in_a_space(site: Path) -> None:
 def test_no_page_shows_the_marks_of_its_source(site: Path) -> None:
     for file in site.rglob("*.html"):
         assert not re.search(r"(&lt;|<)!-- (value|output|plot)", file.read_text()), file
+
+
+def test_pages_say_where_they_are_published(site: Path) -> None:
+    """At the address that pyproject.toml states; the page for what is not there is sent for every path below it."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+    for name in ("guide.html", "zh/guide.html"):
+        assert f'<link rel="canonical" href="{address}{name}">' in (site / name).read_text()
+    sources = Page((site / "404.html").read_text()).sources
+    assert sources
+    assert [one for one in sources if not one.startswith(urlsplit(address).path)] == []
 
 
 @pytest.mark.parametrize("language", ["", "zh"])

@@ -137,5 +137,5 @@ def test_a_page_has_every_key_with_its_unit() -> None:
     assert '| `checks[].target` | string<br>`"llama3-8b"` | The model. |' in told
     assert '| `checks[].on` | string, null<br>`"h100-sxm"` |' in told
     told = documents.table(TOLD.documents["kv"], seen(["kv gpt2"]))
-    assert "| `cache.bytes` | integer, bytes<br>`37748736` |" in told
-    assert "| `model` | [model](#part-model) | The model. |" in told
+    assert "| <code>cache.<wbr>bytes</code> | integer, bytes<br>`37748736` |" in told
+    assert "| <code>model</code> | [model](#part-model) | The model. |" in told

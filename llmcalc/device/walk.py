@@ -25,7 +25,6 @@ from ..ops import ExpertLinear
 from ..run.layout import Layout, Stage, stages
 from .dtensor import Divided
 from .fold import FEW
-from .fsdp.pipeline import ACTIVE
 from .memory import Memory
 from .pipeline import Chunk
 from .recording import Recorder
@@ -88,8 +87,7 @@ class Walk:
     """Walks the ranks of layouts of one model.
 
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
-    beside: what each rank holds beside, such as workspaces. whole: under FSDP2, bytes of each parameter while it is
-    gathered, and of its gradient until it is reduced.
+    beside: what each rank holds beside, such as workspaces.
     """
 
     spec: ModelSpec
@@ -97,7 +95,6 @@ class Walk:
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
-    whole: tuple[int, int] | None = None
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -134,7 +131,7 @@ class Walk:
             max(one.forward, one.backward) - one.saved for one, count in zip(passes, flying.whole, strict=True) if count
         )
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
-        return stays + most + max(0, last) + self.gathered(layout, own) + self.beside
+        return stays + most + max(0, last) + self.beside
 
     def static(self, layout: Layout, stage: Stage) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
@@ -146,19 +143,6 @@ class Walk:
             total += n * gradients / (shards if layout.zero >= 2 else 1)
             total += n * optimizer / (shards if layout.zero >= 1 else 1)
         return round(total)
-
-    def gathered(self, layout: Layout, own: Sequence[Stage]) -> int:
-        """Bytes of whole weights and gradients of a pipeline's chunks, beside the shards of `static`.
-
-        FSDP2 reduces gradients after the last micro-batch of a step, and until then neither divides the weights again,
-        unless layers give them back; of several chunks a few are whole at once (`fsdp.pipeline`).
-        """
-        if self.whole is None or layout.zero < 3 or layout.pp == 1:
-            return 0
-        weights, gradients = self.whole
-        counts = sorted((sum(self.elements(layout, stage)) for stage in own), reverse=True)
-        chunks = (0 if len(own) == 1 else 1) if layout.reshard else ACTIVE
-        return round(sum(counts[:chunks]) * weights + sum(counts) * gradients * (1 - 1 / layout.shards))
 
     def elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts."""

@@ -104,18 +104,12 @@ def _has(framework: Framework, sizes: dict[str, int]) -> bool:
 
 WITHOUT: dict[Framework, tuple[str, ...]] = {
     "torch": ("cp", "ep"),
-    "fsdp2": ("ep",),
+    "fsdp2": ("pp", "vpp", "ep"),
     "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
     "megatron": (),
 }
 """Framework → groups that are not tried."""
 
-
-TORCH = "torch", "fsdp2"
-"""Frameworks whose pipelines take at least as many micro-batches as they have stages.
-
-Source: torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`.
-"""
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
 """Options that are no sizes of groups, and hold for every layout where they are given."""
@@ -141,7 +135,6 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         sequence_parallel=sizes["tp"] > 1 and framework in ("megatron", "fsdp2"),
         zero=cast(Zero, zero) if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
-        reshard=not (framework == "fsdp2" and sizes["pp"] > 1 and shares),  # as `Asked.layout`
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
     found = replace(found, **given)
@@ -165,8 +158,8 @@ def _try(
         return
     batches, rest = divmod(global_batch, layout.dp * micro_batch)
     reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
-    if not reason and framework in TORCH and layout.schedule == "1f1b" and batches < layout.pp:
-        reason = ROUNDS
+    if not reason and framework == "torch" and layout.schedule == "1f1b" and batches < layout.pp:
+        reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
         result.refused[reason] += 1
     else:

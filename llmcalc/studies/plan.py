@@ -8,13 +8,11 @@ from functools import cache, partial
 from typing import Any
 
 from ..device.cluster import Cluster
-from ..device.fsdp.training import called
 from ..device.megatron.walk import measured
 from ..device.memory import Memory
 from ..device.walk import Bytes, Measure, Walk, alike, torch_passes
 from ..errors import InputError
 from ..hardware import Hardware
-from ..kernels.tensor import DTYPES
 from ..layouts.asked import Asked, Framework
 from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
@@ -122,16 +120,12 @@ def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:
 
 def walk_of(one: Memory, framework: Framework) -> Walk:
     """What ranks of a framework need, without an allocator."""
-    include, each, whole = one.states.count.include, Bytes.of(one, framework), None
+    include, each = one.states.count.include, Bytes.of(one, framework)
     if framework == "megatron":
         measure: Measure = partial(measured, one)
     else:
-        how = one.settings.training(one.states, include)
-        measure = torch_passes(one.spec, how)
-        if framework == "fsdp2":
-            how, fsdp = called(one.spec, how)
-            whole = DTYPES[how.dtype].bytes, DTYPES[fsdp.reduced].bytes
-    return Walk(one.spec, each, measure, include, one.runtime.context, whole)
+        measure = torch_passes(one.spec, one.settings.training(one.states, include))
+    return Walk(one.spec, each, measure, include, one.runtime.context)
 
 
 def plan(

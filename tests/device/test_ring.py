@@ -15,10 +15,13 @@ from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import llmcalc
+from llmcalc.device.cluster import Cluster
 from llmcalc.device.fsdp.answer import fsdp_memory
 from llmcalc.device.fsdp.pipeline import replay_rank
 from llmcalc.device.fsdp.training import sharding
+from llmcalc.device.memory import memory
 from llmcalc.device.ring import Kernels, Ring, part_of_sequence, ring_of
+from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training
 from llmcalc.errors import InputError
 from llmcalc.kernels.aten import Aten
@@ -28,6 +31,7 @@ from llmcalc.kernels.lowering import Unsupported
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.tensor import BFLOAT16, empty
 from llmcalc.run.layout import Layout
+from llmcalc.studies.plan import walk_of
 from tests.kernels.witness import Alive
 
 SHAPE = BATCH, HEADS, ROWS, SIZE = 2, 4, 24, 16
@@ -161,3 +165,13 @@ def test_other_attention_is_refused(name: str, attention: Any) -> None:
     spec = llmcalc.load(name, num_hidden_layers=2).model
     with pytest.raises(Unsupported, match="--cp 2 takes causal attention without a window in flash kernels"):
         fsdp_memory(spec, Training(seq=64, choices=Choices(attention=attention)), Layout(dp=2, cp=2, zero=3))
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, cp=2, zero=3), Layout(cp=2, tp=2, zero=3, sequence_parallel=True)])
+def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
+    """What a walk leaves out is a layer's gathered weights, and the step of the optimizer."""
+    settings = Settings(phase="training", seq=4096, attn_implementation="flash")
+    one = memory(llmcalc.load("qwen3-0.6b").model, settings)
+    found = Cluster(one, layout, "fsdp2").peak.device
+    bytes = found.exact_bytes + one.runtime.context
+    assert walk_of(one, "fsdp2").needed(layout, 1)[0] == pytest.approx(bytes, rel=0.06)

@@ -11,7 +11,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.layouts.asked import Asked, Framework
 from llmcalc.layouts.nearest import nearest, with_nearest
-from llmcalc.layouts.search import BATCH, HEADS, LAYERS, search, shared_out
+from llmcalc.layouts.search import BATCH, HEADS, LAYERS, ROUNDS, search, shared_out
 from llmcalc.layouts.share import of_rank
 from llmcalc.run.layout import Layout, stages
 
@@ -56,6 +56,18 @@ def test_fsdp2_divides_products_and_tokens() -> None:
     found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, "fsdp2")
     assert {layout.tp: layout.zero for layout, _ in found.found} == {1: 3, 2: 3, 4: 3, 8: 3}
     assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.found)
+
+
+def test_fsdp2_divides_long_sequences() -> None:
+    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, "fsdp2")
+    assert {layout.cp for layout, _ in found.found} == {1, 2, 4, 8, 16}
+
+
+def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
+    found = search(llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, "torch", Asked(schedule="1f1b"))
+    assert found.found
+    assert all(batches >= layout.pp for layout, batches in found.found)
+    assert found.refused[ROUNDS]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import { $, h, pressable, s } from "../dom.js";
 import { count, integer, joined } from "../format.js";
 import { SERIES } from "../palette.js";
 import { ask, Refused } from "../python.js";
-import { asked, MOST } from "../state.js";
+import { asked, MOST, state } from "../state.js";
 
 const HEIGHT = 320, LEFT = 44, RIGHT = 12, TOP = 12, BOTTOM = 42, NEAR = 24, LABEL = 7.6, NARROW = 420;
 const HINT = "Point at a model to see its sizes. A click, or Enter, adds it to this page.";
 const CHARTS = [{ key: "aspect_ratio", title: "h / L" }, { key: "feed_forward_ratio", title: "d_ff / h, in a mixture of experts the width that a token uses" }];
 
-let data = null, view = null, charts = [], width = 0;
+let data = null, view = null, charts = [], room = 0, width = 0; // room: of the panel, width: of a chart
 const others = new Map(); // proportions of the page's models that are no presets
 
 async function loaded() {
@@ -20,7 +20,7 @@ async function loaded() {
   const { band, models } = await answer.json(), alike = new Map(); // models of the same sizes are one point
   for (const model of models) {
     const key = [model.parameters, model.hidden_size, model.num_hidden_layers, model.feed_forward_width].join();
-    if (!alike.has(key)) alike.set(key, { ...model, id: alike.size, models: [] });
+    if (!alike.has(key)) alike.set(key, { ...model, models: [] });
     alike.get(key).models.push(model);
   }
   return { band, all: models, places: [...alike.values()].sort((a, b) => a.parameters - b.parameters) };
@@ -61,7 +61,7 @@ async function chosen(place) {
   if (there >= 0) return view.choose(there);
   say(`Adding ${place.models[0].title}…`);
   const problem = await view.add(place.models[0].name);
-  say(problem ?? `${place.models[0].title} is added: ${view.models.length} of at most ${MOST} models.`);
+  say(problem ?? `${place.models[0].title} is added: ${state.models.length} of at most ${MOST} models.`);
 }
 
 function shape(place, x, y) {
@@ -120,6 +120,7 @@ function build() {
   const key = h("div", { class: "legend" }, h("span", {}, h("i", { class: "dense" }), "dense"), h("span", {}, h("i", { class: "experts" }), "mixture of experts"),
     h("span", {}, h("i", { class: "band" }), `h/L ${data.band.join(" to ")}: most large dense decoders`), h("span", { id: "presets-own" }));
   $("presets").replaceChildren(key, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "presets-said" }, HINT));
+  room = $("presets").clientWidth;
   width = figures[0].clientWidth;
   charts = CHARTS.map((one, i) => made(figures[i], one, i ? null : data.band));
 }
@@ -150,8 +151,7 @@ function highlight(owned) {
 export async function draw(next) {
   view = next;
   data ??= await loaded();
-  const now = $("presets").clientWidth;
-  if (!charts.length || now !== build.width) { build(); build.width = now; }
+  if (room !== $("presets").clientWidth || !$("presets-said")) build(); // an error stands in its place
   const owned = [];
   for (const [at, model] of view.models.entries()) {
     try {
