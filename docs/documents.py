@@ -181,7 +181,7 @@ def table(keys: Keys, found: Found) -> str:
         if one.example is not None and not key.part:
             example = json.dumps(one.example, ensure_ascii=False)
             value += f"<br>`{_cell(example if len(example) <= LONGEST else example[: LONGEST - 1] + '…')}`"
-        shown = path.replace("*", "&#42;").replace(".", ".<wbr>")  # it breaks at dots alone
+        shown = path.replace("*", "&#42;").replace("[", "&#91;").replace(".", ".<wbr>")  # it breaks at dots alone
         text += f"| <code>{shown}</code> | {value} | {_cell(key.meaning)} |\n"
     return text
 

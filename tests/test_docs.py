@@ -1,4 +1,4 @@
-"""The documentation's site: it builds without a warning, and its links lead somewhere without a network (about a minute).
+"""The documentation's site: it builds without a warning, and its links lead somewhere without a network (a minute).
 
 It needs Zensical (`pip install -e '.[docs]'`), and is skipped where that is missing.
 """

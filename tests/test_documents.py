@@ -134,8 +134,8 @@ def test_a_key_without_a_description_is_found() -> None:
 
 def test_a_page_has_every_key_with_its_unit() -> None:
     told = documents.table(TOLD.documents["budget"], seen(["budget llmcalc.toml"]))
-    assert '| `checks[].target` | string<br>`"llama3-8b"` | The model. |' in told
-    assert '| `checks[].on` | string, null<br>`"h100-sxm"` |' in told
+    assert '| <code>checks&#91;].<wbr>target</code> | string<br>`"llama3-8b"` | The model. |' in told
+    assert '| <code>checks&#91;].<wbr>on</code> | string, null<br>`"h100-sxm"` |' in told
     told = documents.table(TOLD.documents["kv"], seen(["kv gpt2"]))
     assert "| <code>cache.<wbr>bytes</code> | integer, bytes<br>`37748736` |" in told
     assert "| <code>model</code> | [model](#part-model) | The model. |" in told

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -38,6 +40,19 @@ def test_they_have_no_known_weakness() -> None:
     """Unpinned actions, inputs inside scripts, more permissions than needed."""
     found = checked("zizmor", "--offline", "--no-progress", "action.yml", *(str(file) for file in WORKFLOWS))
     assert found.returncode == 0, found.stdout
+
+
+def test_github_runs_every_part_of_ci_on_every_python_that_is_supported() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    scripts = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    (parts,) = re.findall(r'^parts=" \$\{\*:-(.*)\} "$', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert sorted(one for one in scripts if ".ci/" in one) == sorted(f"bash .ci/run {part}" for part in parts.split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = "Programming Language :: Python :: "
+    pythons = [one.removeprefix(named) for one in project["classifiers"] if one.startswith(named)]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons
+    assert project["requires-python"] == f">={pythons[0]}"
+    assert jobs["counts"]["strategy"]["matrix"]["system"] == ["windows-latest", "macos-latest"]
 
 
 def test_no_input_stands_inside_a_script() -> None:
@@ -162,8 +177,6 @@ def test_the_plugin_compares_a_module_with_a_target(tmp_path: Path) -> None:
 
 
 def test_the_plugin_and_both_scripts_are_named() -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"llmcalc": "llmcalc.pytest_plugin"}
     assert project["scripts"]["llmcalc-arch"] == project["scripts"]["llmcalc"]

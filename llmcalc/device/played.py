@@ -198,14 +198,24 @@ class Score:
         self.requested = self.peak_requested = 0
         self._bytes: list[Any] = [None] * count
         self._named: dict[Any, Any] = {}
+        self._units: dict[int, Step] = {}
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
         """The steps of the next events."""
-        sizes, named = self._bytes, self._named
+        sizes, named, units = self._bytes, self._named, self._units
         now, most = self.requested, self.peak_requested
         steps: list[Step] = []
+        append = steps.append
         x: Any
         for x, size, what in events:
+            if size == FREED:
+                if named:
+                    x = named.get(x, x)
+                bytes = sizes[x]
+                if bytes:
+                    append((x, 0, 0))
+                    now -= bytes
+                continue
             if size == TAKEN:
                 if sizes[x] is not None:
                     continue
@@ -214,20 +224,17 @@ class Score:
                 sizes[x] = size
                 if named:
                     named.pop(x, None)
-                n = (size + MIN_BLOCK_SIZE - 1) >> UNIT
-                steps.append((x, n << BITS, n))
+                found = units.get(size)
+                if found is None:
+                    found = units[size] = allocation(x, size)
+                append((x, found[1], found[2]))
                 now += size
                 if now > most:  # noqa: PLR1730
                     most = now
-            elif size == FREED:
-                x = named.get(x, x)
-                if sizes[x]:
-                    steps.append((x, 0, 0))
-                    now -= sizes[x]
             elif size == NAMED:
                 named[x] = named.get(what, what)
             elif size == STREAMED:
-                steps.append(on_stream(what))
+                append(on_stream(what))
             else:
                 sizes[x] = 0
         self.requested, self.peak_requested = now, most
