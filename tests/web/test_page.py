@@ -26,7 +26,7 @@ def test_it_loads(visit: Open) -> None:
     page.wait_for_selector("#formula .katex")
     for part in ("#architecture", "#treemap", "#kv", "#flops"):
         assert page.locator(f"{part} svg").count() == 1
-    assert page.locator(".fits li").count() == 20
+    assert page.locator("#memory .fits li").count() == 20
     print({"first": page.evaluate("llmcalc.first"), "ready": page.evaluate("llmcalc.times.ready")})
 
 
