@@ -282,8 +282,6 @@ class RankRun:
         losses: dict[tuple[int, int], Tensor] = {}
         for i, (kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
-            if kind not in ("F", "B"):
-                raise InputError("--schedule: torch's kernels run a whole backward pass; expected 1f1b or interleaved")
             if self.layout.pp == 1:
                 if kind == "F":
                     flights[key] = chunk.forward_of()
@@ -353,7 +351,13 @@ class RankRun:
 
 
 def check_torch(layout: Layout) -> None:
-    """Raises `InputError` for what plain torch does not divide: FSDP2, Megatron or DeepSpeed do."""
+    """Raises `InputError` for what plain torch does not divide, and FSDP2, Megatron or DeepSpeed do; and for schedules
+    with parts of backward passes, or in two directions.
+    """
+    if layout.schedule not in ("1f1b", "interleaved"):
+        raise InputError(
+            f"--schedule {layout.schedule}: in torch's own kernels it is not modelled; expected 1f1b or interleaved"
+        )
     if layout.zero:
         raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework fsdp2 or deepspeed")
     for name, size in (("cp", layout.cp), ("ep", layout.ep)):

@@ -84,6 +84,8 @@ def test_replicas_sum_gradients_in_buckets() -> None:
     [
         (Layout(dp=2, zero=1), "--zero 1: torch itself divides nothing"),
         (Layout(cp=2), "--cp 2: not in torch's own kernels"),
+        (Layout(pp=2, schedule="zb-h1"), "--schedule zb-h1: in torch's own kernels it is not modelled"),
+        (Layout(pp=2, schedule="dualpipe"), "--schedule dualpipe: in torch's own kernels it is not modelled"),
         (Layout(tp=2), "--tp 2: does not divide num_attention_heads 9; expected one of 1, 3"),
         (Layout(pp=3), "--pp 3: 3 stages do not divide 8 layers"),
     ],
