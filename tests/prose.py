@@ -67,7 +67,9 @@ def token_flops(
 
 def norms(name: str) -> int:
     """Parameters of all norms in the layers."""
-    found = [p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional]
+    found = [
+        p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional
+    ]
     return sum(place.node.each(lambda use: use.params()) * place.times for place in found)
 
 

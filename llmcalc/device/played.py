@@ -22,12 +22,12 @@ UNIT = MIN_BLOCK_SIZE.bit_length() - 1
 
 SMALL, LARGE = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT
 
-BITS = 120
+BITS = 136
 """Bits of an address. So many hold the addresses of the largest sizes that a description may have."""
 
 ADDRESS = (1 << BITS) - 1
 
-RANGE = 112
+RANGE = 128
 """Bits of an address in its pool; the bits above them are the number of the pool."""
 
 NO_BLOCK = 1 << 2 * BITS
