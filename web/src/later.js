@@ -2,12 +2,18 @@
 // while it can be seen.
 import { $, h } from "./dom.js";
 
+const MARGIN = 120; // pixels outside of the window in which a place is as good as seen
+
 /** The panel src/panels/NAME.js, which draws into the element with that id. */
 export function later(name) {
-  let view = null, drawn = null, seen = false;
+  let view = null, drawn = null;
   const place = $(name);
+  const near = () => { // measured when asked: an observer tells late where the page has grown meanwhile
+    const { top, bottom, width } = place.getBoundingClientRect();
+    return width > 0 && bottom > -MARGIN && top < window.innerHeight + MARGIN;
+  };
   const show = async () => {
-    if (!seen || !view || view === drawn) return;
+    if (!view || view === drawn || !near()) return;
     drawn = view;
     try {
       const panel = await import(`./panels/${name}.js`);
@@ -17,7 +23,7 @@ export function later(name) {
       place.replaceChildren(h("p", { class: "error" }, error.message));
     }
   };
-  new IntersectionObserver((entries) => { seen = entries.at(-1).isIntersecting; show(); }, { rootMargin: "120px" }).observe(place);
+  new IntersectionObserver(show, { rootMargin: `${MARGIN}px` }).observe(place);
   // Two frames later, since what is drawn above may first push the place out of view.
   return { draw(next) { view = next; requestAnimationFrame(() => requestAnimationFrame(show)); } };
 }

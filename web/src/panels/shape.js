@@ -11,7 +11,7 @@ const HEIGHT = 236, LEFT = 84, RIGHT = 22, TOP = 10, BOTTOM = 42;
 const DEEPEST = 8, WIDEST = 1024; // h/L of the axis, as far as a study goes
 const RESTS = 250; // ms without a change before shapes are counted: it takes longer than a slider's step
 
-let latest = "", studies = [], view = null, open = false;
+let latest = "", counted = "", studies = [], view = null, open = false;
 
 async function study(model, at) {
   const title = short(model.title);
@@ -27,7 +27,7 @@ export async function draw(next) {
   view = next;
   const { models } = view;
   const key = JSON.stringify([models.map((model) => [asked(model.model), Boolean(model.answer)]), state.ctx, state.kv]);
-  if (key === latest) return paint();
+  if (key === latest) return key === counted ? paint() : undefined; // else what is drawn is of other settings
   latest = key;
   if (!studies.length) $("shape").replaceChildren(h("p", { class: "quiet" }, "Counting other shapes of the same size…"));
   await new Promise((resolve) => setTimeout(resolve, RESTS));
@@ -43,6 +43,7 @@ export async function draw(next) {
   }
   if (key !== latest) return;
   studies = found;
+  counted = key;
   paint();
 }
 
