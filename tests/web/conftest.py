@@ -34,6 +34,52 @@ ASKED = """questions => {
 """Asks the page's worker all questions, which it answers in their order; does not wait."""
 
 
+KEEPER = """() => {
+  const channel = new BroadcastChannel("workers"), kept = [];
+  const start = (number) => {
+    const one = kept[number] = { worker: new Worker("/worker.js", { type: "module" }), began: null };
+    const began = (data) => { one.began = data; channel.postMessage({ number, data }); };
+    one.worker.onerror = (event) => began({ broken: event.message });
+    one.worker.onmessage = ({ data }) => {
+      if (data.id === undefined) return began(data);
+      const [page, id] = data.id;
+      channel.postMessage({ number, page, data: { ...data, id } });
+    };
+    return one;
+  };
+  channel.onmessage = ({ data: { number, page, begins, ends, asks } }) => {
+    const one = kept[number] ?? start(number);
+    if (begins && one.began) channel.postMessage({ number, page, data: one.began });
+    if (ends) { one.worker.terminate(); kept[number] = undefined; }
+    if (asks) one.worker.postMessage({ ...asks, id: [page, asks.id] });
+  };
+}"""
+"""Keeps workers, and passes on what other pages ask them through `BORROWED` and what they answer."""
+
+BORROWED = """{
+  const page = Math.random(), used = new Set(), channel = new BroadcastChannel("workers");
+  window.Worker = class {
+    constructor() {
+      this.number = 0;
+      while (used.has(this.number)) this.number += 1;
+      used.add(this.number);
+      this.listen = ({ data: { number, page: of, data } }) => {
+        if (number === this.number && (of ?? page) === page) this.onmessage({ data });
+      };
+      channel.addEventListener("message", this.listen);
+      channel.postMessage({ number: this.number, page, begins: true });
+    }
+    postMessage(asks) { channel.postMessage({ number: this.number, page, asks }); }
+    terminate() {
+      channel.removeEventListener("message", this.listen);
+      used.delete(this.number);
+      channel.postMessage({ number: this.number, page, ends: true });
+    }
+  };
+}"""
+"""A `Worker` that is one of those that `KEEPER` keeps."""
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pip install playwright")
@@ -68,16 +114,36 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     server.server_close()
 
 
-@pytest.fixture
-def visit(chromium: Any, address: str) -> Iterator[Open]:
-    """Returns a function that opens the page and waits for live answers. An error in the console fails the test."""
-    contexts, errors = [], []
+@pytest.fixture(scope="session")
+def shared(chromium: Any, address: str) -> Iterator[Any]:
+    """A context with a page that keeps the workers, whose Python is ready, for all pages that are opened in it."""
+    context = chromium.new_context()
+    keeper = context.new_page()
+    keeper.goto(address + "presets.json")  # of the same origin, without a Python of its own
+    keeper.evaluate(KEEPER)
+    yield context
+    context.close()
 
-    def go(link: str = "", width: int = 1280, *, live: bool = True, allowed: str = "\0", **options: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
+
+@pytest.fixture
+def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
+    """Returns a function that opens the page and waits for live answers. An error in the console fails the test.
+
+    media: as of `Page.emulate_media`. own: whether the page starts Python itself; false by default, where it asks one
+    that is shared with other tests and ready, which saves most of the time.
+    """
+    opened, errors = [], []
+
+    def go(
+        link: str = "", width: int = 1280, *, live: bool = True, own: bool = False, allowed: str = "\0", **media: Any
+    ) -> Any:
+        page = (chromium if own else shared).new_page()
+        opened.append(page)
         page.set_default_timeout(PATIENCE)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(**media)
+        if not own:
+            page.add_init_script(BORROWED)
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" and allowed not in m.text else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address + link)
@@ -86,8 +152,8 @@ def visit(chromium: Any, address: str) -> Iterator[Open]:
         return page
 
     yield go
-    for context in contexts:
-        context.close()
+    for page in opened:
+        page.close()
     assert not errors
 
 
@@ -98,7 +164,7 @@ def same(visit: Open) -> Callable[[list[Question]], None]:
     """
 
     def compare(questions: list[Question]) -> None:
-        page = visit("presets.json", live=False, allowed="404")  # no Python of its own; and no icon
+        page = visit("presets.json", live=False, own=True, allowed="404")  # no Python of its own; and no icon
         page.evaluate(ASKED, questions)
         ours = [bridge().call(call, json.dumps(request)) for call, request in questions]
         theirs = page.evaluate("window.answers")

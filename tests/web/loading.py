@@ -42,3 +42,20 @@ def bridge() -> ModuleType:
 def settled(page: Any) -> None:
     """Waits until the page has drawn all that was asked."""
     page.wait_for_function("window.llmcalc && window.llmcalc.settled")
+
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+"""Rules of axe-core: colour contrast, names of controls, order of headings, landmarks (WCAG 2.2 A and AA)."""
+
+
+def inaccessible(page: Any) -> dict[str, list[str]]:
+    """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at again."""
+    page.add_script_tag(path=str(WEB / "node_modules" / "axe-core" / "axe.min.js"))
+    found: dict[str, list[str]] = {}
+    for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
+        page.emulate_media(color_scheme=scheme)
+        answer = page.evaluate("rules => axe.run(document, { runOnly: rules })", rules)
+        assert answer["passes"]
+        for one in answer["violations"]:
+            found[f"{one['id']}, {scheme}"] = [node["html"][:90] for node in one["nodes"]][:4]
+    return found
