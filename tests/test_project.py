@@ -108,7 +108,13 @@ def test_an_sdist_has_files_of_the_repository_alone(tmp_path: Path) -> None:
     (archive,) = tmp_path.iterdir()
     with tarfile.open(archive) as made:
         names = {name.partition("/")[2] for name in made.getnames()}
+        told = made.extractfile(f"{made.getnames()[0].partition('/')[0]}/PKG-INFO")
+        assert told is not None
+        links = re.findall(r"\]\(([^)]*)\)", told.read().decode())
     assert names - set(files()) == {"PKG-INFO"}
+    assert all(link.startswith((REPOSITORY, SITE)) for link in links), links  # README's, which PyPI shows
+    assert f"{REPOSITORY}/raw/main/docs/images/page.png" in links
+    assert f"{REPOSITORY}/blob/main/docs/guide.md" in links
     assert {"LICENSE", "README.md", "pyproject.toml", "llmcalc/py.typed", "presets/hardware/h200.toml"} <= names
     allowed = ("llmcalc/", "presets/", "tests/", "docs/")
     assert sorted(name for name in names if "/" in name and not name.startswith(allowed)) == []

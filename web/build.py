@@ -120,7 +120,8 @@ def fetch() -> None:
 
 def own_wheel(folder: Path) -> Path:
     """llmcalc's wheel, built from this checkout."""
-    alone = ["--no-isolation"] if find_spec("hatchling") else []
+    there = find_spec("hatchling") and find_spec("hatch_fancy_pypi_readme")
+    alone = ["--no-isolation"] if there else []
     run(sys.executable, "-m", "build", "--wheel", *alone, "--outdir", folder, cwd=ROOT)
     return next(folder.glob("*.whl"))
 

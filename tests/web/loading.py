@@ -49,7 +49,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 
 
 def inaccessible(page: Any) -> dict[str, list[str]]:
-    """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at again."""
+    """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at."""
     page.add_script_tag(path=str(WEB / "node_modules" / "axe-core" / "axe.min.js"))
     found: dict[str, list[str]] = {}
     for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
