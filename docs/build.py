@@ -93,8 +93,8 @@ def prepared(source: Path, page: Path, folder: Path) -> str:
 
 
 def home() -> str:
-    """The README without its links to pages of the repository, as the first page."""
-    text = (ROOT / "README.md").read_text()
+    """The README without its links to pages of the repository, as the first page. The site has its own languages."""
+    text = re.sub(r"^English \| .*\n\n", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
 
 
