@@ -5,7 +5,6 @@ The Action's scripts are run here as they stand there, without GitHub.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -181,4 +180,4 @@ def test_the_plugin_and_both_scripts_are_named() -> None:
     assert project["entry-points"]["pytest11"] == {"llmcalc": "llmcalc.pytest_plugin"}
     assert project["scripts"]["llmcalc-arch"] == project["scripts"]["llmcalc"]
     assert f'__version__ = "{__version__}"' in (ROOT / "llmcalc" / "__init__.py").read_text()
-    assert json.dumps(project["dynamic"]) == '["version"]'
+    assert project["dynamic"] == ["version", "readme"]
