@@ -8,6 +8,7 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     losses_of_one: of one that runs everything, in rank 0's answer alone.
     """
     torch.set_num_threads(1)
+    gc.freeze()  # what the imports made lives on: each step collects the garbage of its own
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     try:
         return [_result(job) for job in jobs]
