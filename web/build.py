@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,10 +34,13 @@ DIST = WEB / "dist"
 MODULES = WEB / "node_modules"
 WHEELS = WEB / "wheels"
 
-sys.path[:0] = [str(ROOT), str(WEB / "src")]  # this checkout's llmcalc, and bridge.py
+sys.path[:0] = [str(ROOT), str(WEB / "src"), str(WEB)]  # this checkout's llmcalc, bridge.py and answers.py
 
 PLATFORM = "pyemscripten_2026_0_wasm32"
 """The tag of Pyodide 314's wheels (PEP 783). It changes with Pyodide's first number."""
+
+AT_ONCE = 16
+"""Presets that a process counts before it is given more."""
 
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
@@ -182,55 +189,27 @@ def docs_link(project: Path = ROOT / "pyproject.toml") -> str:
     return "" if address is None else f'<a class="docs" href="{html.escape(address)}">Docs</a>'
 
 
-def nodes_of(tree: dict[str, Any]) -> list[str]:
-    """Paths of the boxes in the drawing of an architecture: the model's parts, and what its layers consist of."""
-    found = []
-
-    def visit(node: dict[str, Any], path: str) -> None:
-        for child in node.get("children", ()):
-            below = f"{path}.{child['name']}" if path else child["name"]
-            if child.get("optional") or not child["params"]:
-                continue
-            stack = child.get("kind") == "layer" or child["name"] in ("encoder", "decoder")
-            if not stack:
-                found.append(below)
-            else:
-                visit(child, below)
-
-    visit(tree, "")
-    return found
-
-
 def first(out: Path, only: list[str]) -> None:
-    """What the page shows of a preset before Python is there, one file a preset; and the list of names."""
-    import bridge
+    """What the page shows before Python is there: two files a preset, the list of names, and all proportions."""
+    import answers
 
-    names = bridge.names({})
+    names = answers.names()
     chosen = only or names
-    for name in chosen:
-        request = {"model": name, **bridge.DEFAULTS}
-        used = bridge.memory(request)["memory"]
-        moments = {
-            key: value for key, value in used["memory"].items() if key != "timeline"
-        }  # which the page does not draw
-        found = {"answer": bridge.answer(request), "memory": {**used, "memory": moments}}
-        _write(out / "first" / f"{name}.json", found)
-        nodes = nodes_of(found["answer"]["params"]["tree"])
-        formulas = {node: bridge.explain({**request, "node": node}) for node in nodes}
-        _write(out / "formulas" / f"{name}.json", formulas)
-    _write(out / "presets.json", {"names": names, "first": chosen, "defaults": bridge.DEFAULTS})
+    with _processes(len(chosen)) as pool:
+        counted = map if pool is None else partial(pool.map, chunksize=AT_ONCE)
+        for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
+            for folder, data in found.items():
+                _write(out / folder / f"{name}.json", data)
+    _write(out / "presets.json", {"names": names, "first": chosen, "defaults": answers.DEFAULTS})
+    _write(out / "proportions.json", answers.proportions())
 
 
-def proportions(out: Path) -> None:
-    """What all presets are drawn by, the oldest first: of those with the same sizes, the page names that one."""
-    import bridge
-
-    from llmcalc.sources.target import load
-    from llmcalc.studies.compare import DENSE_BAND
-
-    names = sorted(bridge.names({}), key=lambda name: (load(name).released or "9999", len(name), name))
-    models = [{"name": name, **bridge.proportions({"model": name})} for name in names]
-    _write(out / "proportions.json", {"band": DENSE_BAND, "models": models})
+def _processes(count: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
+    """Processes among which so many presets are divided; none for a few presets."""
+    if count <= AT_ONCE:
+        return nullcontext()
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(min(os.cpu_count() or 1, -(-count // AT_ONCE)), mp_context=context)
 
 
 def _write(path: Path, data: Any) -> None:
@@ -254,7 +233,6 @@ def build(only: list[str] | None = None, page: Path = DIST) -> Path:
         pack(part)
         say("counting presets")
         first(part, only or [])
-        proportions(part)
         shutil.rmtree(page, ignore_errors=True)
         part.replace(page)
     finally:

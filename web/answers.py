@@ -1,0 +1,59 @@
+"""What the build of the page asks llmcalc: the documents that the page shows until its own Python is ready.
+
+They come from `bridge.py`, as the page's later answers do. The build runs this in several processes, so it is a module
+that they can import: the folders `web` and `web/src` are on their path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bridge
+
+from llmcalc.sources.target import load
+from llmcalc.studies.compare import DENSE_BAND
+
+DEFAULTS: dict[str, Any] = bridge.DEFAULTS
+
+
+def names() -> list[str]:
+    """All presets."""
+    found: list[str] = bridge.names({})
+    return found
+
+
+def of_preset(name: str) -> dict[str, Any]:
+    """Folder → what its file says of a preset: the first answer at default settings, and the formulas of its parts."""
+    request = {"model": name, **DEFAULTS}
+    used = bridge.memory(request)["memory"]
+    moments = {key: value for key, value in used["memory"].items() if key != "timeline"}  # which the page does not draw
+    answer = bridge.answer(request)
+    return {
+        "first": {"answer": answer, "memory": {**used, "memory": moments}},
+        "formulas": {node: bridge.explain({**request, "node": node}) for node in nodes_of(answer["params"]["tree"])},
+    }
+
+
+def nodes_of(tree: dict[str, Any]) -> list[str]:
+    """Paths of the boxes in the drawing of an architecture: the model's parts, and what its layers consist of."""
+    found = []
+
+    def visit(node: dict[str, Any], path: str) -> None:
+        for child in node.get("children", ()):
+            below = f"{path}.{child['name']}" if path else child["name"]
+            if child.get("optional") or not child["params"]:
+                continue
+            stack = child.get("kind") == "layer" or child["name"] in ("encoder", "decoder")
+            if not stack:
+                found.append(below)
+            else:
+                visit(child, below)
+
+    visit(tree, "")
+    return found
+
+
+def proportions() -> dict[str, Any]:
+    """What all presets are drawn by, the oldest first: of those with the same sizes, the page names that one."""
+    found = sorted(names(), key=lambda name: (load(name).released or "9999", len(name), name))
+    return {"band": DENSE_BAND, "models": [{"name": name, **bridge.proportions({"model": name})} for name in found]}
