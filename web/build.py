@@ -15,6 +15,7 @@ import html
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,8 +156,6 @@ def pack(out: Path) -> None:
 def copy(out: Path) -> None:
     """The page's own files and those of others."""
     shutil.copytree(WEB / "src", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    start = out / "index.html"
-    start.write_text(start.read_text(encoding="utf-8").replace(DOCS, docs_link()), encoding="utf-8")
     parts = [(f"pyodide/{name}", f"pyodide/{name}") for name in RUNTIME]
     parts += [("katex/dist/katex.min.js", "vendor/katex.min.js"), ("katex/dist/katex.min.css", "vendor/katex.min.css")]
     parts += [("d3-hierarchy/dist/d3-hierarchy.min.js", "vendor/d3-hierarchy.min.js")]
@@ -177,10 +176,34 @@ def copy(out: Path) -> None:
     }
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/views/palette.py.\n" + text)
+    start = out / "index.html"
+    links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in modules(out / "main.js"))
+    page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(MODULES_OF_THE_PAGE, links)
+    start.write_text(page, encoding="utf-8")
 
 
 DOCS = "<!-- docs -->"
 """Where the link to the documentation stands in the page."""
+
+MODULES_OF_THE_PAGE = "<!-- modules -->"
+"""Where the page names the modules that it imports first, so that a browser need not read one to fetch the next."""
+
+IMPORT = re.compile(r'^import .*?"(\./[^"]+|\.\./[^"]+)";$', re.MULTILINE)
+
+
+def modules(start: Path) -> list[str]:
+    """What a module imports when it is loaded, and what that does: paths relative to its folder."""
+    found: list[Path] = []
+
+    def visit(path: Path) -> None:
+        for name in IMPORT.findall(path.read_text(encoding="utf-8")):
+            other = (path.parent / name).resolve()
+            if other not in found:
+                found.append(other)
+                visit(other)
+
+    visit(start.resolve())
+    return [path.relative_to(start.resolve().parent).as_posix() for path in found]
 
 
 def docs_link(project: Path = ROOT / "pyproject.toml") -> str:

@@ -1,6 +1,9 @@
 // Numbers, as text for people.
 
-export const integer = (value) => Number(value).toLocaleString("en-US");
+/** "8030261248" → "8,030,261,248". The browser's own formatter takes as long to start as all else takes to draw. */
+const grouped = (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ",");
+
+export const integer = (value) => grouped(Number(value).toFixed(0));
 
 /** 8030261248 → ["8.03", "B"] */
 export function count(value) {
@@ -28,7 +31,11 @@ export function bytes(value) {
 }
 
 /** 1600000000 → "1.49": for columns, which have one unit. */
-export const gib = (value) => (value > 0 && value < 2 ** 30 / 200 ? "<0.01" : (value / 2 ** 30).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+export function gib(value) {
+  if (value > 0 && value < 2 ** 30 / 200) return "<0.01";
+  const [whole, hundredths] = (value / 2 ** 30).toFixed(2).split(".");
+  return `${grouped(whole)}.${hundredths}`;
+}
 
 export const joined = (parts) => parts.join(" ").trim();
 

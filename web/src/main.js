@@ -20,6 +20,7 @@ const MEMORY_WAITS = 180; // ms without a change before memory is counted: it ta
 
 let withFirst = new Set(); // presets whose first answer was made at build
 let defaults = { ctx: 8192, batch: 1, weights: "bf16", kv: "bf16" };
+const fetched = {}; // preset → the promise of its first answer
 let shown = []; // one entry a model: {model, title, answer, memory, error}
 let first = true, running = false, again = false, waiting = null;
 
@@ -48,7 +49,9 @@ function chips() {
 function draw() {
   const model = shown[state.on];
   chooseNode(model);
-  const view = { models: shown, model, defaults, withFirst, choose, pick, act, add, link };
+  // Measured before anything is drawn: the browser would lay out the page once more for each place that is asked later.
+  const room = Object.fromEntries(["treemap", "kv", "flops"].map((name) => [name, { width: $(name).clientWidth, height: $(name).clientHeight }]));
+  const view = { models: shown, model, room, defaults, withFirst, choose, pick, act, add, link };
   chips();
   for (const panel of PANELS) panel.draw(view);
   const own = times.answers.at(-1);
@@ -84,11 +87,12 @@ async function link() {
   }
 }
 
-/** What was made at build, for presets at default settings. */
+/** What was made at build of a preset, fetched once. */
+const made = (preset) => (fetched[preset] ??= fetch(`first/${encodeURIComponent(preset)}.json`).then((found) => (found.ok ? found.json() : null)).catch(() => null));
+
+/** The same, where it is what the state asks for. */
 async function prepared(model) {
-  if (!withFirst.has(model.preset) || Object.keys(defaults).some((key) => state[key] !== defaults[key])) return null;
-  const found = await fetch(`first/${encodeURIComponent(model.preset)}.json`).catch(() => null);
-  return found?.ok ? found.json() : null;
+  return withFirst.has(model.preset) && Object.keys(defaults).every((key) => state[key] === defaults[key]) ? made(model.preset) : null;
 }
 
 async function answered(model) {
@@ -120,7 +124,7 @@ async function update() {
       }));
       first = false;
       draw();
-      window.llmcalc.first = performance.now();
+      requestAnimationFrame(() => setTimeout(() => { window.llmcalc.first = performance.now(); })); // when it is painted
     }
     const fresh = await Promise.all(models.map(async (model) => ({ ...entry(model), ...(await answered(model)) })));
     window.llmcalc.live = true;
@@ -232,10 +236,11 @@ async function begin() {
 
 async function start() {
   listen();
+  if (window.location.hash.length < 2) made(state.models[0].preset); // which is shown, whatever the list of presets says
   const presets = fetch("presets.json").then((found) => found.json()).then((found) => {
     defaults = found.defaults;
     withFirst = new Set(found.first);
-    $("names").append(...found.names.map((name) => h("option", { value: name })));
+    $("add").addEventListener("focus", () => $("names").append(...found.names.map((name) => h("option", { value: name }))), { once: true });
   });
   document.head.append(h("link", { rel: "stylesheet", href: "vendor/katex.min.css" }));
   await presets.catch(() => {});

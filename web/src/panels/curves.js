@@ -8,10 +8,10 @@ import { state } from "../state.js";
 
 const HEIGHT = 214, LEFT = 86, BOTTOM = 26, TOP = 14, LABEL = 7.8, NARROW = 360;
 
-function chart(place, curves, write, base, what) {
+function chart(place, width, curves, write, base, what) {
   const points = curves.flatMap((one) => one.points);
   if (!points.length) return place.replaceChildren(h("p", { class: "quiet" }, "None: an encoder reads a sequence in one pass and keeps nothing."));
-  const width = place.clientWidth, drawn = curves.filter((one) => one.points.length);
+  const drawn = curves.filter((one) => one.points.length);
   const names = 30 + LABEL * Math.max(...drawn.map((one) => one.title.length));
   const beside = width >= NARROW && names <= Math.min(190, width * 0.36), right = beside ? names : 16;
   const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
@@ -36,9 +36,9 @@ function chart(place, curves, write, base, what) {
   place.replaceChildren(...legend, s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, grid, axis, here, lines, labels));
 }
 
-export function draw({ models }) {
+export function draw({ models, room }) {
   const of = (name) => models.map((model, at) => ({ title: short(model.title), at, points: model.answer?.curves[name].filter(([, y]) => y > 0) ?? [] }));
   if (!models.some((model) => model.answer)) return;
-  chart($("kv"), of("kv"), bytes, 2, `Bytes of the cache of ${state.batch} sequences by context`);
-  chart($("flops"), of("flops"), flops, 10, "FLOPs per token by context");
+  chart($("kv"), room.kv.width, of("kv"), bytes, 2, `Bytes of the cache of ${state.batch} sequences by context`);
+  chart($("flops"), room.flops.width, of("flops"), flops, 10, "FLOPs per token by context");
 }

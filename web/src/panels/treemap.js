@@ -21,11 +21,11 @@ function legend(parts, total) {
   return kinds.map(([kind, size]) => h("span", {}, h("i", { style: `background:${colour(kind)}` }), `${named(kind)} ${percent(size / total)}`));
 }
 
-export function draw({ model, pick }) {
+export function draw({ model, pick, room }) {
   const place = $("treemap"), { answer } = model;
   if (!answer) { $("legend").replaceChildren(); return place.replaceChildren(); }
   const { params, tree } = answer.params;
-  const width = place.clientWidth, height = place.clientHeight;
+  const { width, height } = room.treemap;
   const root = window.d3.hierarchy({ children: leaves(tree) }).sum((one) => one.value ?? 0).sort((a, b) => b.value - a.value);
   window.d3.treemap().size([width, height]).paddingInner(2).round(true)(root);
   const boxes = root.leaves().filter((box) => (box.x1 - box.x0) * (box.y1 - box.y0) > 8).map((box) => {
