@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..costs.cache import CacheSize, cache_bits_of
+from ..costs.cache import CacheSize, WhatIf, cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..run.sight import Sight
 from ..sources.preset import Preset
@@ -64,7 +65,7 @@ def report(preset: Preset, cache: CacheSize, share: Share | None = None) -> Repo
     scale = units.memory_scale(cache.bytes)
     return Report(
         data,
-        [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, scale), _growth(cache, scale)],
+        [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, what_if, scale), _growth(cache, scale)],
         warnings=warned(preset, warnings),
     ).of(preset.target)
 
@@ -112,11 +113,11 @@ def headline(cache: CacheSize) -> str:
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {each}"
 
 
-def _what_ifs(cache: CacheSize, scale: units.Scale) -> Table:
+def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
     dtypes = _dtypes(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),
-        *((f.what.title, f.ratio, f.cache) for f in cache.what_if),
+        *((f.what.title, f.ratio, f.cache) for f in what_if),
     ]
     columns = [
         Column("what_if", "what if", justify="left"),

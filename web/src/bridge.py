@@ -7,7 +7,6 @@ the documents it gives the points of two curves, and as text the integers that J
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
 from llmcalc.views.document import Report, Table, cell_text
-from llmcalc.views.formats.plain import json as write_json
+from llmcalc.views.formats.plain import json_text
 from llmcalc.views.summary import headline, norm_place
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ SAFE = 2**53 - 1
 
 def document(report: Report) -> dict[str, Any]:
     """The document as the command writes it."""
-    out = io.StringIO()
-    write_json(report, out)
-    found: dict[str, Any] = json.loads(out.getvalue())
+    found: dict[str, Any] = json.loads(json_text(report))
     return found
 
 

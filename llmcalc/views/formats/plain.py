@@ -16,10 +16,14 @@ WITHIN = " / "
 
 def json(report: Report, out: IO[str]) -> None:
     """One document, or a list of them for several targets; in ASCII, other characters escaped."""
+    out.write(f"{json_text(report, indent=2)}\n")
+
+
+def json_text(report: Report, indent: int | None = None) -> str:
+    """The same as text; on one line without `indent`."""
     import json as library
 
-    library.dump(report.document(), out, indent=2, default=_listed)
-    out.write("\n")
+    return library.dumps(report.document(), indent=indent, default=_listed)
 
 
 def _listed(value: Any) -> Any:
