@@ -87,7 +87,8 @@ class Walk:
     """Walks the ranks of layouts of one model.
 
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
-    beside: what each rank holds beside, such as workspaces.
+    beside: what each rank holds beside, such as workspaces. gathered: bytes of each parameter where it is whole and
+    weights are divided.
     """
 
     spec: ModelSpec
@@ -95,6 +96,7 @@ class Walk:
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
+    gathered: int = 0
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -142,6 +144,8 @@ class Walk:
             total += n * weights / (shards if layout.zero == 3 else 1)
             total += n * gradients / (shards if layout.zero >= 2 else 1)
             total += n * optimizer / (shards if layout.zero >= 1 else 1)
+            if layout.zero == 3 and layout.pp > 1:  # fully_shard sums whole gradients until the last micro-batch
+                total += n * (gradients + (0 if layout.reshard else self.gathered))
         return round(total)
 
     def elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:

@@ -64,7 +64,7 @@ class Asked:
             )
             if (value := getattr(self, name)) is not None
         }
-        if self.kernels() == "fsdp2" and (self.pp or 1) > 1:
+        if self.kernels() == "fsdp2" and (self.pp or 1) > 1 and self._zero() == 3:
             given.setdefault("reshard", False)  # as torchtitan: else every micro-batch would gather them again
         if self.hsdp_replicas is not None:
             given["hsdp_replicas"] = self.hsdp_replicas

@@ -77,7 +77,7 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _asked_for(asked, sizes) or not _has(framework, sizes):
+            if not _asked_for(asked, sizes) or not _has(framework, sizes, asked):
                 continue
             try:
                 layout = _layout(framework, sizes, bool(experts), layers, asked)
@@ -97,18 +97,22 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
     return all(getattr(asked, name) in (None, size) for name, size in sizes.items())
 
 
-def _has(framework: Framework, sizes: dict[str, int]) -> bool:
+def _has(framework: Framework, sizes: dict[str, int], asked: Asked) -> bool:
     """Whether layouts with those groups are tried for a framework."""
-    return all(sizes[name] == 1 for name in WITHOUT[framework])
+    unasked = (name for name in ONLY_ASKED.get(framework, ()) if getattr(asked, name) is None)
+    return all(sizes[name] == 1 for name in (*WITHOUT[framework], *unasked))
 
 
 WITHOUT: dict[Framework, tuple[str, ...]] = {
     "torch": ("cp", "ep"),
-    "fsdp2": ("pp", "vpp", "ep"),
+    "fsdp2": ("ep",),
     "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
     "megatron": (),
 }
 """Framework → groups that are not tried."""
+
+ONLY_ASKED: dict[Framework, tuple[str, ...]] = {"fsdp2": ("pp",)}
+"""Framework → groups that are tried where they are asked for: a replay of `fully_shard` in a pipeline takes seconds."""
 
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
@@ -137,6 +141,8 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
+    if framework == "fsdp2" and found.pp > 1 and found.zero == 3:
+        given.setdefault("reshard", False)
     found = replace(found, **given)
     if asked.prefetch is not None or asked.reshard is not None:
         asked.check(found)
@@ -158,7 +164,7 @@ def _try(
         return
     batches, rest = divmod(global_batch, layout.dp * micro_batch)
     reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
-    if not reason and framework == "torch" and layout.schedule == "1f1b" and batches < layout.pp:
+    if not reason and framework in ("torch", "fsdp2") and layout.schedule == "1f1b" and batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
         result.refused[reason] += 1

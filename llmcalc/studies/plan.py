@@ -10,9 +10,10 @@ from typing import Any
 from ..device.cluster import Cluster
 from ..device.megatron.walk import measured
 from ..device.memory import Memory
-from ..device.walk import Bytes, Measure, Walk, alike, torch_passes
+from ..device.walk import Bytes, Walk, alike, torch_passes
 from ..errors import InputError
 from ..hardware import Hardware
+from ..kernels.tensor import DTYPES
 from ..layouts.asked import Asked, Framework
 from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
@@ -122,10 +123,9 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     """What ranks of a framework need, without an allocator."""
     include, each = one.states.count.include, Bytes.of(one, framework)
     if framework == "megatron":
-        measure: Measure = partial(measured, one)
-    else:
-        measure = torch_passes(one.spec, one.settings.training(one.states, include))
-    return Walk(one.spec, each, measure, include, one.runtime.context)
+        return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
+    how = one.settings.training(one.states, include)
+    return Walk(one.spec, each, torch_passes(one.spec, how), include, one.runtime.context, DTYPES[how.dtype].bytes)
 
 
 def plan(

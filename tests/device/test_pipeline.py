@@ -74,6 +74,16 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
 
 
+def test_a_walk_of_fsdp2_holds_whole_gradients_and_weights() -> None:
+    """From the first to the last micro-batch of a step; weights only where they are not given back."""
+    walk = Walk(SPEC, Bytes(4, 4, 8), torch_passes(SPEC, HOW), gathered=2)
+    sharded, kept = (Layout(pp=2, dp=4, zero=3, reshard=reshard) for reshard in (True, False))
+    for stage in stages(sharded, 8):
+        n = sum(walk.elements(sharded, stage))
+        assert walk.static(sharded, stage) == n * 16 // 4 + n * 4
+        assert walk.static(kept, stage) == walk.static(sharded, stage) + n * 2
+
+
 def test_replicas_sum_gradients_in_buckets() -> None:
     one, two = (replay_rank(SPEC, HOW, Layout(dp=n), 0) for n in (1, 2))
     assert two.set_up - one.set_up == 2 * llmcalc.params(SPEC).total

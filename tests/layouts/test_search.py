@@ -93,8 +93,22 @@ def test_layers_of_stages_are_not_asked_for() -> None:
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:
-    with pytest.raises(InputError, match="--pp 2: no layout with it is tried for --framework fsdp2; expected 1"):
-        search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, "fsdp2", Asked(pp=2))
+    with pytest.raises(InputError, match="--ep 2: no layout with it is tried for --framework fsdp2; expected 1"):
+        search(llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, "fsdp2", Asked(ep=2))
+
+
+def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
+    """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
+    spec = llmcalc.load("llama3-8b").model
+    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, "fsdp2").found)
+    found = search(spec, 16, 64, 1, 4096, "fsdp2", Asked(pp=4))
+    assert {(layout.pp, layout.vpp) for layout, _ in found.found} == {(4, 1), (4, 2), (4, 4)}
+    assert not any(layout.reshard for layout, _ in found.found if layout.zero == 3)
+    again = search(spec, 16, 64, 1, 4096, "fsdp2", Asked(pp=4, reshard=True))
+    assert all(layout.reshard for layout, _ in again.found)
+    few = search(spec, 16, 8, 1, 4096, "fsdp2", Asked(pp=8, tp=1, vpp=1))  # four micro-batches for eight stages
+    assert not few.found
+    assert few.refused[ROUNDS] == 1
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:

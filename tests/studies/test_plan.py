@@ -36,6 +36,23 @@ def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) ->
     assert memory["layout"] == best["layout"]
 
 
+def test_pipelines_of_fsdp2_are_planned_where_they_are_asked_for(run: Any) -> None:
+    """The rank whose tensors need most is replayed; another one may have more free blocks."""
+    words = ("--framework", "fsdp2", "--seq", "128", "--hardware", "h100")
+    best = asked(run, "plan", SMALL, "--devices", "4", "--global-batch", "12", "--pp", "2", "--rows", "1", *words)
+    best = best["feasible"][0]
+    assert (best["layout"]["pp"], best["replayed"]) == (2, True)
+    memory = asked(
+        run, "memory", SMALL, "--phase", "training", *words, "--num-microbatches", str(best["num_microbatches"]),
+        *best["options"].split(),
+    )  # fmt: skip
+    assert memory["layout"] == best["layout"]
+    found, ranks = memory["memory"], memory["memory"]["by_rank"]
+    context = found["device_bytes"] - max(one["reserved_bytes"] for one in ranks)
+    most = max(ranks, key=lambda one: one["peak_bytes"])
+    assert best["device_bytes"] == most["reserved_bytes"] + context
+
+
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
     found = asked(run, "plan", SMALL, "--devices", "2", "--seq", "128", "--hardware", "800MiB", code=1)
     assert found["feasible"] == []
