@@ -177,23 +177,24 @@ def copy(out: Path) -> None:
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/views/palette.py.\n" + text)
     start = out / "index.html"
-    links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in modules(out / "main.js"))
-    page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(MODULES_OF_THE_PAGE, links)
+    links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in imported(out / "main.js"))
+    page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(PRELOADS, links)
     start.write_text(page, encoding="utf-8")
 
 
 DOCS = "<!-- docs -->"
 """Where the link to the documentation stands in the page."""
 
-MODULES_OF_THE_PAGE = "<!-- modules -->"
+PRELOADS = "<!-- modules -->"
 """Where the page names the modules that it imports first, so that a browser need not read one to fetch the next."""
 
-IMPORT = re.compile(r'^import .*?"(\./[^"]+|\.\./[^"]+)";$', re.MULTILINE)
+IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)
 
 
-def modules(start: Path) -> list[str]:
+def imported(start: Path) -> list[str]:
     """What a module imports when it is loaded, and what that does: paths relative to its folder."""
     found: list[Path] = []
+    start = start.resolve()
 
     def visit(path: Path) -> None:
         for name in IMPORT.findall(path.read_text(encoding="utf-8")):
@@ -202,8 +203,8 @@ def modules(start: Path) -> list[str]:
                 found.append(other)
                 visit(other)
 
-    visit(start.resolve())
-    return [path.relative_to(start.resolve().parent).as_posix() for path in found]
+    visit(start)
+    return [path.relative_to(start.parent).as_posix() for path in found]
 
 
 def docs_link(project: Path = ROOT / "pyproject.toml") -> str:

@@ -45,6 +45,11 @@ class Asked:
         """Whether anything is asked."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
+    @property
+    def pipeline(self) -> bool:
+        """Whether something is asked that only a pipeline has."""
+        return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
+
     def layout(self) -> Layout:
         """The layout. Raises `InputError` for options that contradict each other."""
         given: dict[str, Any] = {
@@ -64,8 +69,8 @@ class Asked:
             )
             if (value := getattr(self, name)) is not None
         }
-        if self.kernels() == "fsdp2" and (self.pp or 1) > 1 and self._zero() == 3:
-            given.setdefault("reshard", False)  # as torchtitan: else every micro-batch would gather them again
+        if kept_whole(self.kernels(), self.pp or 1, self._zero()):
+            given.setdefault("reshard", False)
         if self.hsdp_replicas is not None:
             given["hsdp_replicas"] = self.hsdp_replicas
         given["zero"] = self._zero()
@@ -110,6 +115,14 @@ class Asked:
         if self.framework is not None:
             return self.framework
         return "fsdp2" if self._zero() == 3 else "torch"
+
+
+def kept_whole(framework: Framework, pp: int, zero: int) -> bool:
+    """Whether gathered weights stay whole after the forward pass where nothing else is asked.
+
+    torchtitan keeps them in a pipeline, where every micro-batch would gather them again.
+    """
+    return framework == "fsdp2" and pp > 1 and zero == 3
 
 
 def dated(version: str) -> date | None:

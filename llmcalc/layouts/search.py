@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..flow.axis import Axis
 from ..model import ModelSpec
 from ..run.layout import Layout, Zero, stages
-from .asked import ANY, Asked, Framework
+from .asked import ANY, Asked, Framework, kept_whole
 from .rank import Shares, axes_of
 from .schedules import check
 
@@ -60,13 +60,9 @@ def search(
 
     global_batch: sequences of a step. micro_batch: of a pass. asked: what is given holds for all. node: devices that
     one fast link joins, which the ranks of a tensor group share.
-    Raises `InputError` for layers of each stage, which a search shares out itself, and for groups that it does not try.
+    Raises `InputError` for what no layout has that it tries (`_possible`).
     """
-    if asked.pp_layout is not None:
-        raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    for name in WITHOUT[framework]:
-        if (size := getattr(asked, name)) not in (None, 1):
-            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {framework}; expected 1")
+    _possible(framework, asked)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts = routed_experts(spec)
@@ -88,6 +84,25 @@ def search(
     return result
 
 
+def _possible(framework: Framework, asked: Asked) -> None:
+    """Raises `InputError` for layers of each stage, which a search shares out itself, for groups that it does not try,
+    and for chunks that contradict the rest."""
+    if asked.pp_layout is not None:
+        raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
+    for name in WITHOUT[framework]:
+        if (size := getattr(asked, name)) not in (None, 1):
+            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {framework}; expected 1")
+    interleaved = asked.schedule == "interleaved"
+    if interleaved and "vpp" in WITHOUT[framework]:
+        raise InputError(f"--schedule interleaved: is not tried for --framework {framework}; expected 1f1b")
+    if asked.pp == 1 and (interleaved or (asked.vpp or 1) > 1):
+        option = "--schedule interleaved" if interleaved else f"--vpp {asked.vpp}"
+        raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
+    if asked.schedule is not None and asked.vpp is not None and interleaved != (asked.vpp > 1):
+        expected = "--vpp of at least 2" if interleaved else "--vpp 1"
+        raise InputError(f"--schedule {asked.schedule}: has another number of chunks a rank; expected {expected}")
+
+
 def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
     """Whether groups of those sizes are among those that are asked for."""
     if asked.fsdp is not None and sizes["dp"] != asked.fsdp * (asked.hsdp_replicas or 1):
@@ -99,8 +114,9 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
 
 def _has(framework: Framework, sizes: dict[str, int], asked: Asked) -> bool:
     """Whether layouts with those groups are tried for a framework."""
-    unasked = (name for name in ONLY_ASKED.get(framework, ()) if getattr(asked, name) is None)
-    return all(sizes[name] == 1 for name in (*WITHOUT[framework], *unasked))
+    if framework == "fsdp2" and sizes["pp"] > 1 and not asked.pipeline:
+        return False  # a replay of `fully_shard` in a pipeline takes seconds
+    return all(sizes[name] == 1 for name in WITHOUT[framework])
 
 
 WITHOUT: dict[Framework, tuple[str, ...]] = {
@@ -110,10 +126,6 @@ WITHOUT: dict[Framework, tuple[str, ...]] = {
     "megatron": (),
 }
 """Framework → groups that are not tried."""
-
-ONLY_ASKED: dict[Framework, tuple[str, ...]] = {"fsdp2": ("pp",)}
-"""Framework → groups that are tried where they are asked for: a replay of `fully_shard` in a pipeline takes seconds."""
-
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
 """Options that are no sizes of groups, and hold for every layout where they are given."""
@@ -141,7 +153,7 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
-    if framework == "fsdp2" and found.pp > 1 and found.zero == 3:
+    if kept_whole(framework, found.pp, found.zero):
         given.setdefault("reshard", False)
     found = replace(found, **given)
     if asked.prefetch is not None or asked.reshard is not None:

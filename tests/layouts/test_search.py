@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,22 @@ def test_groups_that_are_not_tried_are_refused() -> None:
         search(llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, "fsdp2", Asked(ep=2))
 
 
+@pytest.mark.parametrize(
+    ("framework", "asked", "error"),
+    [
+        ("deepspeed", Asked(schedule="interleaved"), "--schedule interleaved: is not tried for --framework deepspeed"),
+        ("megatron", Asked(vpp=2, pp=1), "--vpp 2: chunks of a rank need a pipeline; expected --pp of at least 2"),
+        ("fsdp2", Asked(schedule="interleaved", pp=1), "--schedule interleaved: chunks of a rank need a pipeline"),
+        ("megatron", Asked(schedule="interleaved", vpp=1), "expected --vpp of at least 2"),
+        ("megatron", Asked(schedule="1f1b", vpp=2), "--schedule 1f1b: has another number .*; expected --vpp 1"),
+    ],
+)
+def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: Asked, error: str) -> None:
+    """Nothing would be tried, and the nearest layout would not tell why."""
+    with pytest.raises(InputError, match=error):
+        search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework, asked)
+
+
 def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
@@ -106,6 +123,9 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     assert not any(layout.reshard for layout, _ in found.found if layout.zero == 3)
     again = search(spec, 16, 64, 1, 4096, "fsdp2", Asked(pp=4, reshard=True))
     assert all(layout.reshard for layout, _ in again.found)
+    for asked in (Asked(vpp=2), Asked(schedule="interleaved")):  # what only a pipeline has asks for one
+        assert all(layout.pp > 1 < layout.vpp for layout, _ in search(spec, 16, 64, 1, 4096, "fsdp2", asked).found)
+        assert search(spec, 16, 64, 1, 4096, "fsdp2", asked).found
     few = search(spec, 16, 8, 1, 4096, "fsdp2", Asked(pp=8, tp=1, vpp=1))  # four micro-batches for eight stages
     assert not few.found
     assert few.refused[ROUNDS] == 1

@@ -8,12 +8,13 @@ const RESTS = 300; // ms without a change before a question is asked
 /** status: the element that says that Python is at work. shows: called with {found}, {error} or {stopped}, and what
     was given beside the question. */
 export function asking(call, status, shows) {
-  let wanted = null, busy = false;
+  let wanted = null, unwanted = null, busy = false;
 
   function working(since) {
     const text = h("span", {}, "Python is at work…");
+    const end = () => { unwanted = wanted; stop(); }; // the question may not have been sent yet
     const ticking = setInterval(() => { text.textContent = `Python is at work, ${Math.round((performance.now() - since) / 1000)} s`; }, 1000);
-    $(status).replaceChildren(text, h("button", { type: "button", class: "plain", onclick: stop }, "Stop"));
+    $(status).replaceChildren(text, h("button", { type: "button", class: "plain", onclick: end }, "Stop"));
     return () => { clearInterval(ticking); $(status).replaceChildren(); };
   }
 
@@ -33,7 +34,7 @@ export function asking(call, status, shows) {
       now = wanted;
       await new Promise((resolve) => setTimeout(resolve, RESTS));
       if (now !== wanted) continue;
-      const answer = await answered(now.request);
+      const answer = now === unwanted ? { stopped: true } : await answered(now.request);
       if (now === wanted) shows(answer, now.along);
     }
     busy = false;

@@ -87,8 +87,11 @@ async function link() {
   }
 }
 
-/** What was made at build of a preset, fetched once. */
-const made = (preset) => (fetched[preset] ??= fetch(`first/${encodeURIComponent(preset)}.json`).then((found) => (found.ok ? found.json() : null)).catch(() => null));
+/** What was made at build of a preset, fetched once; null where it cannot be had now. */
+const made = (preset) => (fetched[preset] ??= fetch(`first/${encodeURIComponent(preset)}.json`).then((found) => (found.ok ? found.json() : null)).catch(() => {
+  delete fetched[preset];
+  return null;
+}));
 
 /** The same, where it is what the state asks for. */
 async function prepared(model) {
