@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ..errors import InputError
-from ..kernels.lowering import RECORDED
 from ..kernels.meter import Peak, Place
+from ..kernels.repeats import RECORDED
 from ..model import ModelSpec
 from .fold import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
 from .played import PlayedAllocator

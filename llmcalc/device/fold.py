@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from ..flow.program import Scope
-from ..kernels.lowering import in_order, pattern
 from ..kernels.meter import Peak, Place
+from ..kernels.repeats import in_order, pattern
 from ..model import ModelSpec
 from .training import Replayed
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from ..kernels.lowering import RECORDED
 from ..kernels.meter import Meter, Place
+from ..kernels.repeats import RECORDED
 from .fold import Loop
 from .played import PlayedAllocator, Score
 from .recording import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 from ..algebra import times
 from ..costs.params import total_of
 from ..flow.program import Scope
-from ..kernels.lowering import in_order, pattern
 from ..kernels.meter import Meter
+from ..kernels.repeats import in_order, pattern
 from ..layouts.asked import Framework
 from ..layouts.rank import rank_program
 from ..layouts.schedules import Pipeline, pipeline
@@ -30,6 +30,9 @@ from .pipeline import Chunk
 from .recording import Recorder
 from .ring import RingAttention, part_of_sequence, ring_of
 from .training import Training
+
+STACKS = "encoder", "decoder"
+"""The parts of an encoder-decoder that have layers."""
 
 
 class Passes(NamedTuple):
@@ -106,9 +109,11 @@ class Walk:
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer."""
-        items = self.spec.program().root.items
-        return list(in_order([item for item in items if isinstance(item, Scope) and item.name == "layers"]))
+        """The kind of each layer, of an encoder first."""
+        root = self.spec.program().root
+        parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
+        stacks = [[item for item in of.items if isinstance(item, Scope) and item.name == "layers"] for of in parents]
+        return [kind for stack in stacks if stack for kind in in_order(stack)]
 
     @cached_property
     def experts(self) -> int:
@@ -183,7 +188,10 @@ class Walk:
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             alone, alike = self._alone(layout, start, end, stage)
-            self._measured[key] = tuple(self.measure(alone, alike, [None] if repeats is None else [FEW + 1, FEW]))
+            counts = [None] if repeats is None else [FEW + 1, FEW]
+            # In a shorter run layers have other numbers: where kinds differ, parameters that a longer one has not met.
+            each = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
+            self._measured[key] = tuple(found for of in each for found in self.measure(alone, alike, of))
         found = self._measured[key]
         return found[0] if repeats is None else found[1].grown(found[0], repeats - FEW)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ..algebra import Number, is_zero
 from ..components.stack import BASE, SHARED
@@ -31,6 +31,7 @@ from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
+from .repeats import folded, in_order
 from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
 
 Path: TypeAlias = tuple[Any, ...]
@@ -815,65 +816,6 @@ CARRIED = "carried"
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
 """Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""
-
-
-def in_order(kinds: list[Scope]) -> Iterator[Scope]:
-    """The kind of each layer, from the bottom."""
-    if len(kinds) == 1 and kinds[0].about.get("indices") is None:
-        for _ in range(kinds[0].about["repeat"]):
-            yield kinds[0]
-        return
-    at = {i: kind for kind in kinds for i in kind.about["indices"]}
-    for i in sorted(at):
-        yield at[i]
-
-
-class Pattern(NamedTuple):
-    """Kinds of layers that come again and again.
-
-    first: layers before it begins. period: layers in it. repeats: how often it comes.
-    """
-
-    first: int
-    period: int
-    repeats: int
-
-
-LONGEST = 100
-"""The most layers that a pattern has."""
-
-
-RECORDED = 4
-"""Repeats of a pattern in a run from which all repeats are known: the first, two between, and the last."""
-
-
-def pattern(order: Sequence[Scope]) -> Pattern:
-    """The pattern that leaves the RECORDEDest layers to run, if it is run `RECORDED` times.
-
-    If the layers follow none, all of them are one repeat of it.
-    """
-    size = len(order)
-    found, layers = Pattern(0, size, 1), size
-    for period in range(1, min(size // RECORDED, LONGEST) + 1):
-        if RECORDED * period >= layers:
-            break
-        first = 0
-        for i in range(period, size + 1):
-            if i < size and order[i] is order[i - period]:
-                continue
-            repeats = (i - first) // period
-            if repeats > RECORDED and size - (repeats - RECORDED) * period < layers:
-                found, layers = Pattern(first, period, repeats), size - (repeats - RECORDED) * period
-            first = i - period + 1
-    return found
-
-
-def folded(order: list[Scope], turns: int | None) -> list[Scope]:
-    """The layers with only that many repeats of their pattern; all of them by default."""
-    if turns is None:
-        return order
-    first, period, repeats = pattern(order)
-    return [*order[:first], *order[first : first + period] * turns, *order[first + period * repeats :]]
 
 
 def _among(value: Value | None, made: set[int]) -> int | None:

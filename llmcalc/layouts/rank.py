@@ -342,23 +342,21 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the layers that it has, with what comes before the first and after the last; by default all of the model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    if stage is not None and not (stage.first and stage.last):
-        _check_stages(spec, layout)
+    if stage is not None and not (stage.first and stage.last) and (why := undivided(spec)):
+        raise InputError(f"--pp {layout.pp}: {why}; expected --pp 1")
     flow = RankFlow(Shares(layout, layout.at(rank)), stage)
     spec.program(flow)
     flow.cut()
     return flow
 
 
-def _check_stages(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` for layers that need what is on another stage."""
-    why = ""
+def undivided(spec: ModelSpec) -> str:
+    """Why no pipeline of a model is modelled, because layers need what is on another stage; empty if one is."""
     if spec.kind == "encoder-decoder":
-        why = "a pipeline of an encoder-decoder"
-    elif spec.main.shared_layers:
-        why = "a pipeline of layers that share parameters"
-    else:
-        borrowed = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
-        why = borrowed and f"a pipeline of layers with {borrowed}, which need what is computed outside of them,"
-    if why:
-        raise InputError(f"--pp {layout.pp}: {why} is not modelled; expected --pp 1")
+        return "a pipeline of an encoder-decoder is not modelled"
+    if spec.main.shared_layers:
+        return "a pipeline of layers that share parameters is not modelled"
+    borrowed = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
+    if borrowed:
+        return f"a pipeline of layers with {borrowed}, which need what is computed outside of them, is not modelled"
+    return ""

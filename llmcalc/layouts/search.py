@@ -13,7 +13,7 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from ..run.layout import Layout, Zero, stages
 from .asked import ANY, Asked, Framework, kept_whole
-from .rank import Shares, axes_of
+from .rank import Shares, axes_of, undivided
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -35,10 +35,19 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS = (
 
 @dataclass
 class Search:
-    """What has been tried. found: layouts with the micro-batches of a step. refused: reason → how many."""
+    """What has been tried. found: layouts with the micro-batches of a step. refused: reason → how many. errors: those
+    of the reasons that a layout's own checks gave.
+    """
 
     found: list[tuple[Layout, int]] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, InputError] = field(default_factory=dict)
+
+    def refuse(self, error: InputError) -> None:
+        """Counts a layout that is refused by an error: by its text without what is expected."""
+        reason = str(error).partition(";")[0]
+        self.refused[reason] += 1
+        self.errors[reason] = error
 
     @property
     def tried(self) -> int:
@@ -65,7 +74,7 @@ def search(
     _possible(framework, asked)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts = routed_experts(spec)
+    experts, whole = routed_experts(spec), undivided(spec)
     axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
     for tp, cp, pp in product(_divisors(devices), repeat=3):
         if tp > node or devices % (tp * cp * pp) or pp > layers or (cp > 1 and (seq < LONG or seq % (2 * cp))):
@@ -75,10 +84,13 @@ def search(
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
             if not _asked_for(asked, sizes) or not _has(framework, sizes, asked):
                 continue
+            if whole and pp > 1:
+                result.refused[whole] += 1
+                continue
             try:
                 layout = _layout(framework, sizes, bool(experts), layers, asked)
             except InputError as error:
-                result.refused[str(error).partition(";")[0]] += 1
+                result.refuse(error)
                 continue
             _try(result, axes, layers, layout, global_batch, micro_batch, framework)
     return result

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 from ..device.cluster import Cluster
+from ..device.megatron.options import settings_of
 from ..device.megatron.walk import measured
 from ..device.memory import Memory
 from ..device.walk import Bytes, Walk, alike, torch_passes
@@ -17,7 +18,7 @@ from ..kernels.tensor import DTYPES
 from ..layouts.asked import Asked, Framework
 from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
-from ..run.layout import Layout, Schedule
+from ..run.layout import ALONE, ImpossibleLayout, Layout, Schedule
 
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""
@@ -86,6 +87,8 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
     """
     assert asked.devices is not None
     framework = asked.framework or "megatron"
+    if framework == "megatron":
+        settings_of(one, ALONE, asked.framework_version or "")  # what it does not have at all
     use, spec = one.states, one.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
@@ -140,14 +143,11 @@ def plan(
 
     needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
     rank sends in a step. replayed: bytes of the worst rank on the allocator, asked of the first `rows` alone.
+    Raises `InputError` where every layout is refused, most for a reason that other sizes do not mend.
     """
     capacity = hardware.capacity_bytes
-    result = Plan(found.tried, refused=dict(found.refused))
+    result = Plan(found.tried)
     tight: list[Candidate] = []
-
-    def refuse(error: InputError) -> None:
-        reason = str(error).partition(";")[0]
-        result.refused[reason] = result.refused.get(reason, 0) + 1
 
     for layout, batches in found.found:
         try:
@@ -155,7 +155,7 @@ def plan(
             fits = bytes <= capacity
             told = sent(layout, batches) if fits else None
         except InputError as error:
-            refuse(error)
+            found.refuse(error)
             continue
         one = Candidate(layout, batches, bytes, capacity, told, bubble(layout, batches) if fits else None)
         (result.feasible if fits else tight).append(one)
@@ -166,10 +166,15 @@ def plan(
         try:
             again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
         except InputError as error:
-            refuse(error)
+            found.refuse(error)
             continue
         (kept if again.headroom >= 0 else tight).append(again)
     result.feasible = [*kept, *ordered]
+    result.refused = dict(found.refused)
+    if result.refused and not (kept or ordered or tight):
+        why = found.errors.get(max(result.refused, key=result.refused.__getitem__))
+        if why is not None and not isinstance(why, ImpossibleLayout):
+            raise why
     if tight:
         result.refused[TOO_MUCH] = len(tight)
         result.nearest = min(tight, key=lambda one: one.device_bytes)

@@ -11,7 +11,7 @@ from llmcalc.device.fsdp.training import record, sharding
 from llmcalc.device.training import Replayed, Training
 from llmcalc.device.unfolding import Unfolding
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.lowering import RECORDED
+from llmcalc.kernels.repeats import RECORDED
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of

@@ -12,7 +12,7 @@ from llmcalc.device.fold import folded, loops
 from llmcalc.device.runtime import HOPPER
 from llmcalc.device.training import Replayed, Training, record, replay
 from llmcalc.device.unfolding import Unfolding
-from llmcalc.kernels.lowering import RECORDED
+from llmcalc.kernels.repeats import RECORDED
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import recompute_of
 

@@ -10,7 +10,7 @@ from llmcalc.device.fold import Loop, folded, loops
 from llmcalc.device.training import Training, replay
 from llmcalc.flow.program import Scope
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.lowering import pattern
+from llmcalc.kernels.repeats import pattern
 from llmcalc.run.recompute import Recompute
 
 WAYS = {

@@ -27,8 +27,8 @@ from llmcalc.device.unfolding import Unfolding
 from llmcalc.errors import InputError
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.lowering import RECORDED
 from llmcalc.kernels.meter import Meter, Place
+from llmcalc.kernels.repeats import RECORDED
 from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.layouts.communication import Traffic
 from llmcalc.layouts.rank import rank_program

@@ -10,6 +10,7 @@ from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from llmcalc.run.megatron import MegatronSettings
+from llmcalc.run.megatron_unmodelled import not_modelled
 from llmcalc.sources.launch.megatron_model import model_of
 
 H, HEADS, FFN, VOCAB, SEQ = 512, 8, 1024, 1024, 256
@@ -164,7 +165,7 @@ def test_hybrid_dispatch_keeps_its_handle_with_what_it_names() -> None:
 
 def test_other_ways_to_experts_are_refused() -> None:
     one = settings(**{**EXPERTS, "moe_token_dispatcher_type": "flex"})
-    assert "--moe-flex-dispatcher-backend" in one.not_modelled()
+    assert "--moe-flex-dispatcher-backend" in not_modelled(one)
     with pytest.raises(InputError, match="--moe-flex-dispatcher-backend"):
         run_of(one)
 

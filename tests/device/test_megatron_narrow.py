@@ -11,6 +11,7 @@ from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from llmcalc.run.megatron import MegatronSettings
+from llmcalc.run.megatron_unmodelled import not_modelled
 from llmcalc.sources.launch.megatron_model import model_of
 
 H, HEADS, FFN, TP, ROWS = 512, 8, 1024, 2, 2 * 256
@@ -238,6 +239,6 @@ def test_layers_are_numbered_over_stages() -> None:
 )
 def test_other_8_bit_products_are_refused(changes: dict[str, Any]) -> None:
     one = settings(**changes)
-    assert "--fp8-format" in one.not_modelled()
+    assert "--fp8-format" in not_modelled(one)
     with pytest.raises(InputError, match="--fp8-format"):
         rank_memory(model_of(one, ""), one, 0)

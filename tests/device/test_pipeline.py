@@ -61,6 +61,16 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
     assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
 
 
+@pytest.mark.parametrize("name", ["granite-4.0-h-tiny", "nemotron-h-8b", "t5-small"])
+def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
+    """Layers of other kinds below and above those that repeat; an encoder and a decoder."""
+    spec = llmcalc.load(name).model
+    walk = Walk(spec, Bytes(2, 2, 4), torch_passes(spec, HOW))
+    found = replay_rank(spec, HOW, Layout(), 0)
+    most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
+    assert walk.needed(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+
+
 def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     """Two ranks, four micro-batches: each rank has two in flight in the first stage of the half that enters at it, and
     one of the other half in the last stage, before its first backward pass.

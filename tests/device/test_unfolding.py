@@ -23,7 +23,7 @@ from llmcalc.device.training import Training, record, replay
 from llmcalc.device.unfolding import Irregular, Unfolding
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.lowering import RECORDED
+from llmcalc.kernels.repeats import RECORDED
 from llmcalc.kernels.tensor import FLOAT32
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import recompute_of

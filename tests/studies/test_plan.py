@@ -152,3 +152,30 @@ def test_what_is_wrong_is_said_with_the_fix(run: Any, words: tuple[str, ...], me
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("framework", ["torch", "fsdp2", "deepspeed"])
+def test_an_encoder_decoder_has_layouts_without_a_pipeline(run: Any, framework: str) -> None:
+    words = ("--seq", "64", "--hardware", "h100", "--framework", framework, "--rows", "1")
+    found = asked(run, "plan", "t5-small", "--devices", "2", *words)
+    assert found["feasible"][0]["replayed"]
+    assert {one["layout"]["pp"] for one in found["feasible"]} == {1}
+    assert found["refused"].get("a pipeline of an encoder-decoder is not modelled", 0) == (framework == "torch") * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["bert-base"], "--framework megatron: encoder models are read from launch files; expected --launch"),
+        (["t5-small"], "--framework megatron: encoder-decoder models are read from launch files; expected --launch"),
+        ([SMALL, "--optimizer", "sgd"], "--optimizer sgd: not modelled with --framework megatron; expected adamw"),
+        ([SMALL, "--zero", "2", "--no-reshard"], "--no-reshard: layers are gathered where weights are divided"),
+    ],
+)
+def test_what_no_layout_mends_is_an_error(run: Any, words: list[str], error: str) -> None:
+    """No nearest layout is told, which would be refused too."""
+    for command in ("plan", "fit"):
+        code, _, err = run(command, *words, "--devices", "4", "--seq", "64", "--hardware", "h100")
+        assert code == 2
+        assert error in err
+        assert "nearest" not in err

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...algebra import Number, ceil_div
 from ...errors import InputError
-from ...kernels.lowering import RECORDED
+from ...kernels.repeats import RECORDED
 from ...layouts.communication import Traffic
 from ...layouts.placements import Collective
 from ...layouts.rank import rank_program

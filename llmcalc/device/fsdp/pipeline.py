@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...errors import InputError
-from ...kernels.lowering import ENTRY, RECORDED
+from ...kernels.lowering import ENTRY
 from ...kernels.meter import Device, Meter, Place
+from ...kernels.repeats import RECORDED
 from ...kernels.tensor import Tensor, empty
 from ...layouts.schedules import Action, schedule_of
 from ...model import ModelSpec

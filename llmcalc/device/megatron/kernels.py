@@ -9,6 +9,7 @@ from ...errors import InputError
 from ...kernels.profiles.megatron import RankChoices
 from ...kernels.profiles.megatron.choices import AttentionBackend, Loss, Recipe
 from ...run.megatron import MegatronSettings
+from ...run.megatron_unmodelled import not_modelled
 from ..runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
 
 ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
@@ -44,7 +45,7 @@ NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_e
 
 def refuse(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
-    for flag, reason in settings.not_modelled().items():
+    for flag, reason in not_modelled(settings).items():
         raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
     others = set(settings.recomputed_modules) - {"core_attn", "layernorm", "moe_act", "mla_up_proj", *NETWORKS}
     if others:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...run.layout import Layout
 from ...run.megatron import RENAMED, Kind, MegatronSettings, flag_of
+from ...run.megatron_unmodelled import not_modelled
 from .arithmetic import evaluated
 from .launch import LARGEST, Launch, Reading, allocator_of, check_env, with_file
 from .megatron_ignored import IGNORED, IGNORED_ONCE
@@ -169,7 +170,7 @@ def _read(
         )
     if settings.step_batch_size_schedule is not None:
         reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
-    for flag, reason in settings.not_modelled().items():
+    for flag, reason in not_modelled(settings).items():
         reading.unknown[flag] = reason
     if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
         reading.unknown["--spec"] = "layers of its own"

@@ -12,7 +12,8 @@ from ....flow.program import Scope, Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
 from ...checkpoint import Run
-from ...lowering import Frame, folded, in_order
+from ...lowering import Frame
+from ...repeats import folded, in_order
 from ...tensor import BFLOAT16, BOOL, FLOAT32, INT64, Tensor
 from .elementwise import ElementwiseKernels
 
