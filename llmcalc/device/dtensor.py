@@ -7,6 +7,9 @@ other ranks have; its gradient is whole on every rank. The loss is computed on d
 With sequence parallelism (torchtitan's plan, `SequenceParallel` of norms) what lies between the products is divided by
 tokens: it is gathered before the products of a module, and each rank gets the sums of its own tokens.
 
+Published modules of recurrences, which read their weights themselves, get their input and their output's sum in the
+same way (mamba_ssm/modules/mamba2.py of 2.2.4: `ColumnParallelLinear`, and `reduce_fn` after the fused kernel).
+
 Every method here allocates and frees what the function that it names does, in the same order; a local variable stands
 for the local variable of that name. Source: torch/distributed/tensor of torch 2.13 (parallel/style.py,
 parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
@@ -14,13 +17,14 @@ parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..algebra import Number, ceil_div
 from ..components.norm import Norm
 from ..errors import InputError
-from ..flow.program import NEVER_RUN, Alternatives, Item, Step
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..kernels.autograd import Backward, Needs, Node, record
@@ -28,6 +32,7 @@ from ..kernels.layout import Shape, is_one
 from ..kernels.lowering import Frame, Path
 from ..kernels.meter import Place
 from ..kernels.profiles.eager import Eager
+from ..kernels.profiles.eager.scans import Steps, own_steps
 from ..kernels.tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
 from ..layouts.placements import Collective, CollectiveKind, Placements
 from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
@@ -44,6 +49,14 @@ class Message(NamedTuple):
     sent: Collective
 
 
+@dataclass
+class Recurrence:
+    """A module that runs at once. last: its output projection. summed: whether that has been summed over ranks."""
+
+    last: Step
+    summed: bool = True
+
+
 class Divided(Eager):
     """Runs a rank's program with tensor parallelism.
 
@@ -52,6 +65,7 @@ class Divided(Eager):
         parallelism.
     messages: what this rank has sent to the group, and where.
     places: where each value lies, if tokens are divided.
+    recurrence: the published module that runs at once.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
         default, as in torch since 2025-12-02 (pull request 169404).
@@ -61,6 +75,7 @@ class Divided(Eager):
     ranks = tokens = 1
     messages: list[Message]
     places: Placements | None = None
+    recurrence: Recurrence | None = None
     divides_loss = True
     copies_gathered = False
 
@@ -183,9 +198,15 @@ class Divided(Eager):
         out = super().multiplied(step, x, weight, bias)
         if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
             return out
+        if self.recurrence is not None and step is not self.recurrence.last:  # divided products read it
+            return record(self.graph, "redistribute", [out], self.all_reduce(out), self._summed)
+        return self._sum_of_ranks(step, out, bias is not None)
+
+    def _sum_of_ranks(self, step: Step, out: Tensor, biased: bool) -> Tensor:
+        """The sum of a product over ranks, of which each gets its own tokens where they are divided."""
         if self.tokens == 1:
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
-        if bias is not None:
+        if biased:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
         narrow, summed = self.narrows(step), self.reduce_scatter(out, product=True)
         return record(self.graph, "redistribute", [out], summed, lambda g, _: [self.all_gather(g, narrow)])
@@ -271,6 +292,37 @@ class Divided(Eager):
         for key, x, _ in entered:
             if key in self.values:
                 self.values[key] = x
+
+    # --- recurrences ------------------------------------------------------------------------------------------------
+
+    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+        """A published module, between the gathering of its input and the sum of its output."""
+        for step in own_steps(scope):
+            if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
+                self._enter(step)
+
+        def summed(steps: Steps, x: Tensor) -> Tensor:
+            self.recurrence = recurrence = Recurrence(steps.all[-1])
+            try:
+                out = run(steps, x)
+            finally:
+                self.recurrence = None
+            last = recurrence.last
+            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.how["bias"]))
+
+        super().at_once(scope, summed)
+
+    def raw(self, step: Step) -> Tensor:
+        if self.recurrence is not None and step is self.recurrence.last:
+            self.recurrence.summed = not is_divided(step.ins[0].axes)
+        return super().raw(step)
+
+    def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
+        """Step by step: Δ, B and C are summed over ranks between the convolution and the scan, which one published
+        kernel runs together.
+        """
+        by_head = steps["x_proj"].verb == "experts"
+        return super().module_SelectiveScan(steps, x) if by_head else self.mamba_of_steps(steps, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 

@@ -161,11 +161,15 @@ class Made(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def tensor(self, meter: Noted, base: int) -> Tensor:
-        """The tensor of a pass that has been played."""
+    def storage(self, meter: Noted, base: int) -> Storage:
+        """Its storage, in a pass that has been played."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
+        return storage
+
+    def tensor(self, storage: Storage) -> Tensor:
+        """The tensor, in that storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 
@@ -448,13 +452,16 @@ class Played(Passes):
         if entered is not None and trace.entered is not None:
             entered.storage.block.kind = trace.entered
         ((_, made),) = trace.made
-        return made.tensor(self.meter, base)
+        return made.tensor(made.storage(self.meter, base))
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Plays a backward pass."""
         trace, base = self._play(chunk, *self.next_backward(chunk))
+        storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for i, made in trace.made:
-            leaves[i].grad = made.tensor(self.meter, base)
+            if made.number not in storages:
+                storages[made.number] = made.storage(self.meter, base)
+            leaves[i].grad = made.tensor(storages[made.number])
 
     def _play(self, chunk: int, case: Case, home: Home) -> tuple[Trace, int]:
         trace = self.traces.get(case)

@@ -84,6 +84,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
 LAYOUTS = {
     "torch, a pipeline": ("torch", "gpt2", Layout(pp=4), {"num_microbatches": 8}),
     "torch, several chunks": ("torch", "gpt2", Layout(pp=2, vpp=2), {"num_microbatches": 8, "recompute": "full"}),
+    "torch, gradients that are parts of one": ("torch", "olmo-hybrid-7b", Layout(pp=16), {"num_microbatches": 8}),
     "torch, replicas": ("torch", "gpt2", Layout(dp=2), {"num_microbatches": 7}),
     "Megatron, a pipeline": ("megatron", "qwen3-0.6b", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
     "Megatron, several chunks": ("megatron", "qwen3-0.6b", Layout(pp=2, vpp=2), {"num_microbatches": 8}),

@@ -24,6 +24,7 @@ from llmcalc.device.training import Training, TrainingRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.meter import Meter
+from llmcalc.layouts.placements import Placements
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
@@ -130,6 +131,28 @@ def test_products_divided_without_shards(recompute: str) -> None:
     how = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
     run = DividedRun(spec, how, meter=Meter(), program=rank_program(spec, layout, 1))
     assert differences(steps_of(run, how), by_torch(spec, how, layout, 1, watch=Parts)) == {}
+
+
+RECURRENCES = ["nemotron-h-8b", "falcon-mamba-7b", "xlstm-7b", "olmo-hybrid-7b"]
+
+
+@pytest.mark.parametrize("by_tokens", [False, True], ids=["whole tokens", "divided tokens"])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_published_recurrences_get_and_give_what_placements_say(name: str, by_tokens: bool) -> None:
+    """Their kernels run at once, where each value of the program has a place."""
+    spec, layout = llmcalc.load(name).model, Layout(tp=2, sequence_parallel=by_tokens)
+    program = rank_program(spec, layout, 1)
+    run = DividedRun(spec, Training(batch=1, seq=64), meter=Meter(), program=program)
+    run.set_up()
+    run.step()
+    sent, expected = Counter[bool](), Counter[bool]()
+    for _, one in run.lowering.messages:  # type: ignore[attr-defined]
+        if "layers" in one.node:
+            sent[one.backward] += one.wire_bytes
+    for one in Placements(layout, run.lowering.sight).run(program):
+        if "layers" in one.node and "norm" not in one.node and one.times != 1:  # once: what the embedding gives
+            expected[one.backward] += one.wire_bytes * one.times
+    assert sent == expected
 
 
 class Sizes(Meter):

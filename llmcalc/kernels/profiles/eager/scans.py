@@ -64,7 +64,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
             kind = type(step.op).__name__ if step.verb == "core" else step.how.get("kind", "")
             run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
-                return lambda: self._at_once(scope, run)
+                return lambda: self.at_once(scope, run)
         return super().whole(scope)
 
     @property
@@ -72,7 +72,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """Whether one token runs, after earlier passes."""
         return self.continues and is_one(self.sight.new(TOKENS))
 
-    def _at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all steps of a module as `run` does, and binds the output of the last."""
         assert scope.reads is not None
         self._trains()
