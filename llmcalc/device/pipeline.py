@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import InputError
-from ..kernels.autograd import backward
+from ..kernels.autograd import backward, record
 from ..kernels.lowering import ENTRY
 from ..kernels.meter import Device, Meter, Place
 from ..kernels.profiles.eager import Eager
@@ -163,8 +163,12 @@ class Chunk(TrainingRun):
         return run() if self.passes is None else self.passes.loss(self.number, output, run)
 
     def _losses(self, output: Tensor) -> Tensor:
-        assert self.labels is not None
-        return self.lowering.losses(output, self.labels)
+        """Of a model without a language-model head, one number whose gradient is of the size of the output."""
+        if self.labels is not None:
+            return self.lowering.losses(output, self.labels)
+        new = self.graph.new
+        made = new((), output.dtype)
+        return record(self.graph, "loss", [output], made, lambda g, _: [new(output.shape, output.dtype)])
 
     def _passed(self, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """A forward pass, which is run unless it is recorded or played."""

@@ -801,6 +801,12 @@ class MegatronSettings:
         longest = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
             self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
+        for tokens in (self.tokens, self.decoder_seq_length or 0) if self.divides_tokens else ():
+            if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
+                raise InputError(
+                    f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
+                    "expected a multiple"
+                )
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
         if self.kind == "t5" and self.decoder_seq_length is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,6 @@ def largest(needed: Callable[[int], int], capacity: int, start: int, most: int) 
     """The largest number from 1 to `most` for which no more than `capacity` bytes are needed; 0 if there is none.
 
     needed: bytes for a number; they grow with it. start: the number that is tried first.
-    The next number to try is where a straight line through the bracket's ends reaches the capacity. Where that lies
-    near an end, the bracket is halved.
     """
     known: dict[int, int] = {}
 
@@ -85,28 +84,40 @@ def largest(needed: Callable[[int], int], capacity: int, start: int, most: int) 
         low = min(high, most)
         if low == most:
             return most
-        high = _ahead(low, known, most)
-    halve = False
+        high = min(most, max(2 * low, min(WIDEN * low, _crossing(known, low) * 51 // 50)))
+    turn = 0
     while high - low > 1:
-        crossing = low + (high - low) * -excess(low) // (excess(high) - excess(low))
-        n = (low + high) // 2 if halve else max(low + 1, min(high - 1, crossing))
-        width = high - low
-        if excess(n) <= 0:
-            low = n
-        else:
-            high = n
-        halve = not halve and high - low > width // 4
+        n = max(low + 1, min(high - 1, _between(known, low, high, turn)))
+        turn += 1
+        low, high = (n, high) if excess(n) <= 0 else (low, n)
     return low
 
 
-def _ahead(low: int, known: Mapping[int, int], most: int) -> int:
-    """Where the line through the last two numbers reaches the capacity, or a little above; at least twice `low`."""
-    if len(known) < 2:
-        return 2 * low
-    (a, at_a), (b, at_b) = sorted(known.items())[-2:]
-    slope = (at_b - at_a) // (b - a)
-    reach = b + (-at_b // slope if slope > 0 else b)
-    return min(most, max(2 * low, reach + max(1, reach // 50)))
+WIDEN = 16
+"""How many times as much is tried next at most, while everything fits: bytes grow faster further on."""
+
+NEAR = 4
+"""A bracket whose ends differ by no more than so many times is searched along lines."""
+
+
+def _between(known: Mapping[int, int], low: int, high: int, turn: int) -> int:
+    """The next number to try in a bracket.
+
+    Bytes grow faster and faster with a number. So a line through both ends reaches the capacity too early, and one
+    through the two points up to `low` too late: by turns they close in from both sides, with a half between.
+    """
+    if high > NEAR * low:
+        return math.isqrt(low * high)
+    if turn % 3 == 0:
+        return low + (high - low) * -known[low] // (known[high] - known[low])
+    return _crossing(known, low) + 1 if turn % 3 == 1 else (low + high) // 2
+
+
+def _crossing(known: Mapping[int, int], low: int) -> int:
+    """Where the line through `low` and the point before it reaches the capacity; far away if it does not rise."""
+    before = max((n for n in known if n < low), default=low)
+    rise = known[low] - known[before]
+    return low + (low - before) * -known[low] // rise if rise > 0 else WIDEN * low
 
 
 def _changes(memory: Memory, given: Fit, batch: int, seq: int) -> Iterable[Change]:

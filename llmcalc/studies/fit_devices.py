@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,15 +12,12 @@ from ..costs.resident import Fit
 from ..device.memory import Memory
 from ..hardware import Hardware
 from ..layouts.asked import Asked
-from ..run.layout import ImpossibleLayout
+from ..run.layout import ImpossibleLayout, Layout
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import Candidate, Planned, plan_of, walk_of
+from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, walk_of
 
 MOST_DEVICES = 2**16
 """The most accelerators that are tried."""
-
-RECOMPUTED = "full"
-"""The mode of recomputation that is tried: the one that keeps least."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +51,43 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
-    planned = _planned(one, hardware, asked, global_batch, asked.devices)
+    ask = Ask(Walks(one, asked.framework or "megatron"), hardware, asked, global_batch)
+    planned = ask.planned(asked.devices)
     best = _best(planned)
     if best is None:
         why = max(planned.plan.refused.items(), key=lambda each: each[1], default=("no layout has so many", 0))[0]
         raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible: {why}")
     given = Fit(hardware, best.device_bytes)
     fits = given.verdict != "no"
-    needed, fewest = _fewest(one, hardware, asked, global_batch, planned)
+    needed, fewest = _fewest(ask, planned)
     batch = seq = 0
     if fits:
         walked = {
             "batch": (int(one.states.workload.batch), MOST_BATCH),
             "seq": (int(one.states.workload.seq), learned_positions(one.spec) or MOST_SEQ),
         }
-        each = {"batch": 1, "seq": _tokens_of_each(planned, best)}
+        each = {"batch": 1, "seq": _tokens_of_each(best.layout)}
         batch, seq = (
             n * largest(partial(_walked, one, planned, best, name, n), given.capacity, start // n, most // n)
             for (name, (start, most)), n in zip(walked.items(), each.values(), strict=True)
         )
-    changes = () if fits else tuple(_changes(one, hardware, asked, global_batch, needed, fewest))
+    changes = () if fits else tuple(_changes(ask, planned.devices, needed, fewest))
     return DeviceFitting(planned, best, given, needed, fewest, batch, seq, changes)
 
 
-def _planned(one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, devices: int) -> Planned:
-    """The layouts of another number of accelerators, of which the first is replayed."""
-    return plan_of(one, hardware, replace(asked, devices=devices), global_batch or devices, 1)
+@dataclass(frozen=True)
+class Ask:
+    """What is asked. global_batch: sequences of a step; None for one of each accelerator."""
+
+    walks: Walks
+    hardware: Hardware
+    asked: Asked
+    global_batch: int | None
+
+    def planned(self, devices: int) -> Planned:
+        """The layouts of so many accelerators, of which the first is replayed."""
+        asked, batch = replace(self.asked, devices=devices), self.global_batch or devices
+        return plan_of(self.walks.one, self.hardware, asked, batch, 1, self.walks)
 
 
 def _best(planned: Planned) -> Candidate | None:
@@ -87,32 +96,29 @@ def _best(planned: Planned) -> Candidate | None:
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
-def _fewest(
-    one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, planned: Planned
-) -> tuple[int | None, Candidate | None]:
+def _fewest(ask: Ask, planned: Planned) -> tuple[int | None, Candidate | None]:
     """The fewest accelerators, of those asked and their halves and doubles, on which some layout fits."""
-    assert asked.devices is not None
-    devices = asked.devices
+    devices = planned.devices
     if planned.plan.feasible:
         found = planned.plan.feasible[0]
         while devices % 2 == 0:
-            fewer = _planned(one, hardware, asked, global_batch, devices // 2)
+            fewer = ask.planned(devices // 2)
             if not fewer.plan.feasible:
                 break
             devices, found = devices // 2, fewer.plan.feasible[0]
         return devices, found
     while 2 * devices <= MOST_DEVICES:
         devices *= 2
-        more = _planned(one, hardware, asked, global_batch, devices)
+        more = ask.planned(devices)
         if more.plan.feasible:
             return devices, more.plan.feasible[0]
     return None, None
 
 
-def _tokens_of_each(planned: Planned, best: Candidate) -> int:
-    """What lengths are a multiple of: torch divides tokens evenly over the ranks of a tensor group, or not at all."""
-    layout = best.layout
-    return layout.tp if planned.framework == "fsdp2" and layout.sequence_parallel else 1
+def _tokens_of_each(layout: Layout) -> int:
+    """What lengths are a multiple of: ranks that divide a sequence have parts of one length, in a ring two of them."""
+    ring = 2 * layout.cp if layout.cp > 1 else 1
+    return math.lcm(ring, layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
 def _walked(one: Memory, planned: Planned, best: Candidate, name: str, unit: int, n: int) -> int:
@@ -120,21 +126,13 @@ def _walked(one: Memory, planned: Planned, best: Candidate, name: str, unit: int
     return walk_of(one.with_(**{name: unit * n}), planned.framework).needed(best.layout, best.micro_batches)[0]
 
 
-def _changes(
-    one: Memory,
-    hardware: Hardware,
-    asked: Asked,
-    global_batch: int | None,
-    needed: int | None,
-    fewest: Candidate | None,
-) -> Iterator[Change]:
+def _changes(ask: Ask, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:
     """What makes it fit: what runs again in the backward pass, and more accelerators."""
-    assert asked.devices is not None
-    if one.settings.recompute in (None, "none"):
-        again = _best(_planned(one.with_(recompute=RECOMPUTED), hardware, asked, global_batch, asked.devices))
+    if ask.walks.one.settings.recompute in (None, "none"):
+        again = _best(replace(ask, walks=ask.walks.recomputed).planned(devices))
         if again is not None:
             yield Change(
-                f"--recompute {RECOMPUTED} {again.layout.options()}".strip(), Fit(hardware, again.device_bytes)
+                f"--recompute {RECOMPUTED} {again.layout.options()}".strip(), Fit(ask.hardware, again.device_bytes)
             )
     if needed is not None and fewest is not None:
-        yield Change(f"--devices {needed} {fewest.layout.options()}".strip(), Fit(hardware, fewest.device_bytes))
+        yield Change(f"--devices {needed} {fewest.layout.options()}".strip(), Fit(ask.hardware, fewest.device_bytes))

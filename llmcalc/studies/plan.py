@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from ..device.cluster import Cluster
@@ -22,6 +22,9 @@ from ..run.layout import ALONE, ImpossibleLayout, Layout, Schedule
 
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""
+
+RECOMPUTED = "full"
+"""What `--recompute` says of every layer."""
 
 TOO_MUCH = "needs more than the usable memory"
 
@@ -61,28 +64,67 @@ class Plan:
     nearest: Candidate | None = None
 
 
-@dataclass(frozen=True)
-class Planned:
-    """The layouts of a model on so many devices. one: the model and how it is trained. global_batch: of a step.
-
-    recomputed: how many of them fit by their tensors alone if every layer runs again in the backward pass. None where
-    that was not asked: enough fit without, or the run says itself what it recomputes.
+@dataclass
+class Walks:
+    """Walks of a model's layouts, with what it recomputes or with every layer. What one has measured holds for any
+    number of devices.
     """
 
     one: Memory
+    framework: Framework
+
+    @cached_property
+    def given(self) -> Walk:
+        return walk_of(self.one, self.framework)
+
+    @cached_property
+    def recomputed(self) -> Walks:
+        """The same with every layer run again in the backward pass."""
+        return Walks(self.one.with_(recompute=RECOMPUTED), self.framework)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The layouts of a model on so many devices. walks: of the model. global_batch: of a step. tried: all layouts.
+    rows: how many were to be replayed.
+    """
+
+    walks: Walks
     hardware: Hardware
     devices: int
-    framework: Framework
     global_batch: int
     plan: Plan
-    recomputed: int | None = None
+    tried: Search
+    rows: int
+
+    @property
+    def one(self) -> Memory:
+        """The model and how it is trained."""
+        return self.walks.one
+
+    @property
+    def framework(self) -> Framework:
+        return self.walks.framework
+
+    @cached_property
+    def recomputed(self) -> int | None:
+        """How many layouts fit by their tensors alone if every layer runs again in the backward pass. None where that
+        is no question: enough fit without, or the run says itself what it recomputes.
+        """
+        asked = self.one.settings.recompute is None
+        if not asked or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+            return None
+        again, capacity = self.walks.recomputed.given, self.hardware.capacity_bytes
+        return len([of for of in self.tried.found if fits(again, *of, capacity)])
 
 
-def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, rows: int) -> Planned:
+def plan_of(
+    one: Memory, hardware: Hardware, asked: Asked, global_batch: int, rows: int, walks: Walks | None = None
+) -> Planned:
     """Plans the training of a model on `asked.devices` accelerators.
 
     asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step. rows: how many
-    layouts are replayed on the allocator.
+    layouts are replayed on the allocator. walks: of the model under that framework, new ones by default.
     Raises `InputError` for what the framework does not have or is not modelled.
     """
     assert asked.devices is not None
@@ -95,7 +137,8 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
     tried = search(
         spec, asked.devices, global_batch, int(use.workload.batch), int(use.workload.seq), framework, asked, node
     )
-    walk = walk_of(one, framework)
+    walks = walks or Walks(one, framework)
+    walk = walks.given
 
     def replayed(layout: Layout, batches: int) -> int:
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework, asked.framework_version or "")
@@ -107,11 +150,7 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
         return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
     found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replayed, rows)
-    recomputed = None
-    if one.settings.recompute is None and TOO_MUCH in found.refused and len(found.feasible) < rows:
-        again = walk_of(one.with_(recompute="full"), framework)
-        recomputed = len([of for of in tried.found if fits(again, *of, hardware.capacity_bytes)])
-    return Planned(one, hardware, asked.devices, framework, global_batch, found, recomputed)
+    return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
 
 
 def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:

@@ -320,6 +320,21 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
 
 
 @pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("llama3-8b", Layout(tp=4, sequence_parallel=True), "--tp 4 does not divide 90 tokens; expected a multiple"),
+        ("llama3-8b", Layout(tp=2, cp=2, sequence_parallel=True), "--tp 2 does not divide 45 tokens"),
+        ("lfm2-350m", Layout(), "layers.conv: no kernels for a product of values that are not of one layer"),
+        ("kimi-linear-48b-a3b", Layout(), "layers.linear_attn: no kernels for joining these values"),
+    ],
+)
+def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Layout, words: str) -> None:
+    one = memory(llmcalc.load(name).model, Settings(phase="training", seq=90))
+    with pytest.raises(InputError, match=words):
+        rank_memory(one.spec, settings_of(one, layout), 0)
+
+
+@pytest.mark.parametrize(
     ("given", "each"),
     [
         ({}, 18),

@@ -9,6 +9,7 @@ from llmcalc.device.pipeline import replay_rank
 from llmcalc.device.training import Training, replay
 from llmcalc.device.walk import Bytes, Walk, torch_passes
 from llmcalc.errors import InputError
+from llmcalc.kernels.tensor import DTYPES
 from llmcalc.run.layout import Layout, stages
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
@@ -97,6 +98,14 @@ def test_a_walk_of_fsdp2_holds_whole_gradients_and_weights() -> None:
 def test_replicas_sum_gradients_in_buckets() -> None:
     one, two = (replay_rank(SPEC, HOW, Layout(dp=n), 0) for n in (1, 2))
     assert two.set_up - one.set_up == 2 * llmcalc.params(SPEC).total
+
+
+def test_the_loss_of_a_model_without_a_head_is_one_number() -> None:
+    """Its gradient is as large as the output, and nothing of it stays with further micro-batches but the number."""
+    spec = llmcalc.load("all-minilm-l12-v2").model
+    last = [replay_rank(spec, Training(batch=1, seq=64, microbatches=n), Layout(pp=2), 1) for n in (4, 5)]
+    tokens, received, width = 64 * 8, 2 * 64 * spec.hidden_size, DTYPES[HOW.dtype].bytes
+    assert last[1].peak[1].bytes - last[0].peak[1].bytes == pytest.approx(received + tokens, abs=width * 2)
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,11 @@ def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
     assert found["changes"] == []
 
 
-def test_tokens_that_ranks_of_tensors_divide(run: Any) -> None:
-    """torch divides no rest of a sequence: the longest one is a multiple of the ranks."""
-    words = ("fit", SMALL, "--devices", "4", "--tp", "4", "--seq", "128", "--hardware", "8GiB", "--framework", "fsdp2")
-    found = asked(run, *words)
+@pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
+def test_tokens_that_ranks_of_tensors_divide(run: Any, framework: str) -> None:
+    """No rest of a sequence is divided: the longest one is a multiple of the ranks."""
+    sizes = ("--devices", "4", "--tp", "4", "--seq", "128", "--hardware", "8GiB")
+    found = asked(run, "fit", SMALL, *sizes, "--framework", framework)
     assert found["layout"]["sequence_parallel"]
     assert found["largest"]["seq"] > 128
     assert found["largest"]["seq"] % 4 == 0

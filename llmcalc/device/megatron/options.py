@@ -208,10 +208,9 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
         "swiglu": any(step.verb == "mul" for step in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
-    for mixer in mixers[:1]:
-        given |= _heads(spec, mixer)
-        if ropes and not isinstance(mixer, MLA):
-            given["rotary_percent"] = min(1.0, _turned(ropes[0]) / given["kv_channels"])
+    given |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
+    if ropes and "kv_channels" in given:
+        given["rotary_percent"] = min(1.0, _turned(ropes[0]) / given["kv_channels"])
     experts = [step for step in steps if step.verb == "experts"]
     if experts:
         given |= {

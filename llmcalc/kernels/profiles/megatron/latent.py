@@ -52,6 +52,8 @@ class LatentKernels(ExpertKernels):
         return record(graph, "rope", (x,), self.new(*shape), lambda g, _: (graph.new(shape, g.dtype),))
 
     def do_cat(self, step: Step) -> None:
+        if len(step.ins) != 2:
+            raise self.unsupported("no kernels for joining these values", step.name)
         first, second = step.ins
         x, y = self.get(first), self.get(second)
         if x is y:
