@@ -387,8 +387,8 @@ class Reading:
             elif size == KEPT:
                 if x == piece.entered:
                     trace.entered = what
-                elif x not in own:
-                    raise Irregular
+                elif x not in own and (x not in self.homes or x in self.shown):
+                    raise Irregular  # of another pass only what that keeps to itself
                 kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
                 kinds[what] = kinds.get(what, 0) + self.sizes[x]
                 self.kinds[x] = what
