@@ -120,11 +120,11 @@ class Divided(Eager):
         """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
         assert self.places is not None
         for name, step in named_steps(program.root.items):
-            if step.weight is None or not step.outs:
+            if (step.weight is None and step.ins) or not step.outs:
                 continue
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
             why = ""
-            if by_rows and not is_divided((*step.weight.ins, *step.weight.out)):
+            if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
                 why = "torchtitan's plan has no rule for it"
             elif step.ins and step.ins[0].rows is not TOKENS:
                 why = "of an encoder it is not modelled"

@@ -6,7 +6,7 @@ differ in it, and layouts that only differ in how experts or replicas are divide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ from ..layouts.search import routed_experts
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..run.layout import Layout, Stage, stages
+from .around import Arounds, Elements, nothing
 from .dtensor import Divided
 from .fold import FEW
 from .memory import Memory
@@ -35,21 +36,63 @@ STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
+class Most(NamedTuple):
+    """The most bytes of a pass, by the path of the module that ran.
+
+    In more layers each grows by itself: the highest of few need not be that of many.
+    """
+
+    by_path: Mapping[str, int]
+
+    @staticmethod
+    def of(meter: Meter, before: int) -> Most:
+        """Since the meter's last restart, over what was there before."""
+        found: dict[str, int] = {}
+        for place, peak in meter.peaks.items():
+            found[place.path] = max(found.get(place.path, 0), peak.bytes - before)
+        return Most(found)
+
+    @property
+    def bytes(self) -> int:
+        return max(self.by_path.values())
+
+    def grown(self, more: Most, times: int) -> Most:
+        """As of `Passes`."""
+        grown = {path: bytes + times * (more.by_path.get(path, bytes) - bytes) for path, bytes in self.by_path.items()}
+        return Most(grown)
+
+    def over(self, bytes: int) -> Most:
+        """With so many bytes more throughout."""
+        return Most({path: most + bytes for path, most in self.by_path.items()})
+
+
 class Passes(NamedTuple):
     """Bytes of a micro-batch in a stage.
 
     saved: between its passes. forward, backward: the most beside what stays. received: what stays for it from the first
-    step on, into which other ranks send.
+    step on, into which other ranks send. whole: elements that gradients have more than their weights.
     """
 
     saved: int
-    forward: int
-    backward: int
+    forward: Most
+    backward: Most
     received: int = 0
+    whole: int = 0
+
+    @property
+    def most(self) -> int:
+        """The most of both passes."""
+        return max(self.forward.bytes, self.backward.bytes)
 
     def grown(self, more: Passes, times: int) -> Passes:
         """With `times` more layers than this has; `more` has one more."""
-        return Passes(*(a + times * (b - a) for a, b in zip(self, more, strict=True)))
+        return Passes(
+            self.saved + times * (more.saved - self.saved),
+            self.forward.grown(more.forward, times),
+            self.backward.grown(more.backward, times),
+            self.received + times * (more.received - self.received),
+            self.whole + times * (more.whole - self.whole),
+        )
 
 
 class Bytes(NamedTuple):
@@ -90,8 +133,8 @@ class Walk:
     """Walks the ranks of layouts of one model.
 
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
-    beside: what each rank holds beside, such as workspaces. gathered: bytes of each parameter where it is whole and
-    weights are divided.
+    beside: what each rank holds beside, such as workspaces. around: what it holds in the optimizer's step, in sums over
+    replicas, and of gathered parameters; nothing by default.
     """
 
     spec: ModelSpec
@@ -99,9 +142,9 @@ class Walk:
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
-    gathered: int = 0
+    around: Arounds = nothing
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
-    _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    _elements: dict[tuple[object, ...], Elements] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -134,41 +177,45 @@ class Walk:
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
         most, flying = order.fullest(rank, [one.saved for one in passes])
-        last = max(
-            max(one.forward, one.backward) - one.saved for one, count in zip(passes, flying.whole, strict=True) if count
-        )
+        last = max(one.most - one.saved for one, count in zip(passes, flying.whole, strict=True) if count)
+        elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
+        around = self.around(layout, elements)
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
-        return stays + most + max(0, last) + self.beside
+        before = most - min(one.saved for one in passes)
+        moments = most + max(0, last) + around.passes, before + around.after, around.end, around.step
+        return self.beside + stays + around.stays + max(moments)
 
     def static(self, layout: Layout, stage: Stage) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
-        dense, experts = self.elements(layout, stage)
+        elements = self.elements(layout, stage)
         weights, gradients, optimizer = self.each
         total = 0.0
-        for n, shards in ((dense, layout.shards), (experts, layout.expert_shards)):
+        for n, shards in ((elements.dense, layout.shards), (elements.experts, layout.expert_shards)):
             total += n * weights / (shards if layout.zero == 3 else 1)
             total += n * gradients / (shards if layout.zero >= 2 else 1)
             total += n * optimizer / (shards if layout.zero >= 1 else 1)
-            if layout.zero == 3 and layout.pp > 1:  # fully_shard sums whole gradients until the last micro-batch
-                total += n * (gradients + (0 if layout.reshard else self.gathered))
         return round(total)
 
-    def elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
-        """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts."""
+    def elements(self, layout: Layout, stage: Stage) -> Elements:
+        """Parameters of a stage."""
         etp = layout.expert_tp
         key = (layout.tp, etp, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._elements:
             whole = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
             tree = rank_program(self.spec, whole, 0, stage).node()
+            places = [one for one in tree.walk() if not one.optional or one.optional in self.include]
+            layers = [one for one in places if one.node.name == "layers"]
             total = tree.total(total_of, include=self.include)
-            experts = sum(
-                times(place.own(total_of), place.times)
-                for place in tree.walk()
-                if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in self.include)
+            in_layers = sum(one.total(total_of, self.include) for one in layers)
+            self._elements[key] = Elements(
+                total,
+                sum(times(one.own(total_of), one.times) for one in places if isinstance(one.node.op, ExpertLinear)),
+                total - in_layers,
+                max((one.each(total_of, self.include) for one in layers), default=0),
+                max(one.own(total_of) for one in places),
             )
-            self._elements[key] = total - experts, experts
-        dense, experts = self._elements[key]
-        return dense, experts // layout.ep
+        found = self._elements[key]
+        return found._replace(dense=found.dense - found.experts, experts=found.experts // layout.ep)
 
     def _kinds_of(self, stage: Stage) -> tuple[object, ...]:
         """The kinds of a stage's layers, as runs of equal ones."""
@@ -203,8 +250,8 @@ class Walk:
         start, end = stage.layers.start, stage.layers.stop
         wanted, kinds = FEW + 2, self.kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            found = pattern([kinds[i] for i in range(start, end)])
-            return start, end, found.repeats if found.repeats > FEW + 1 else None
+            found = pattern([kinds[i] for i in range(start, end)])  # two numbers of it are measured, each alone
+            return start, end, found.repeats if found.repeats > FEW + FEW + 1 else None
         count = end - start
         while end - start > wanted:
             start, end = (start + 1, end) if stage.last else (start, end - 1)
@@ -269,19 +316,23 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
             chunk.lowering.run_only = {} if count is None else {0: count}
             if not found:
                 chunk.set_up()
+                base = meter.now
             before = meter.now
             meter.restart()
             flight = chunk.forward_of()
-            saved, forward = meter.now - before, meter.peak - before
+            saved, forward = meter.now - before, Most.of(meter, before)
             meter.restart()
             chunk.backward_of(flight)
-            backward = meter.peak - before
+            backward = Most.of(meter, before)
             del flight
-            gradients = ((weight.grad, weight) for weight in chunk.parameters)
-            more = sum(grad.bytes - weight.bytes for grad, weight in gradients if grad is not None)  # some are whole
+            gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
+            if not found:  # what is named until the next micro-batch, and tables that stay
+                left = meter.now - base - sum(grad.bytes for grad, _ in gradients)
+            more = sum(grad.bytes - weight.bytes for grad, weight in gradients)  # some are whole
             if more and len(repeats) > 1:  # those of as many layers
                 return [one for count in repeats for one in measured(layout, stage, [count])]
-            found.append(Passes(saved, forward + more, backward + more))
+            whole = sum(grad.count - weight.count for grad, weight in gradients)
+            found.append(Passes(saved, forward.over(more + left), backward.over(more + left), whole=whole))
         return found[1:]
 
     return measured

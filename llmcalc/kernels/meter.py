@@ -83,7 +83,7 @@ class Meter:
     whose: the path of the parameter to which a loop over parameters has come; None outside of one.
     stream: on which new storages are allocated, 0 by default.
     now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
-    peaks: place → the most while it ran.
+    peaks: place → the most while it ran, since then.
     """
 
     def __init__(self, device: Device | None = None) -> None:
@@ -142,8 +142,11 @@ class Meter:
             block.kind = kind
 
     def restart(self) -> None:
-        """Forgets the peak so far."""
+        """Forgets the peaks so far."""
         self.peak = self.now
+        self.peaks = {}
+        self._here = self.peaks[self._place] = Peak()
+        self._here.bytes, self._risen = self.now, True
 
 
 class NoMeter:

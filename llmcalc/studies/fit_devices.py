@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 
 from ..costs.limits import learned_positions
 from ..costs.resident import Fit
@@ -14,7 +14,7 @@ from ..hardware import Hardware
 from ..layouts.asked import Asked
 from ..run.layout import ImpossibleLayout, Layout
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, walk_of
+from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed, walk_of
 
 MOST_DEVICES = 2**16
 """The most accelerators that are tried."""
@@ -62,15 +62,9 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
     needed, fewest = _fewest(ask, planned)
     batch = seq = 0
     if fits:
-        walked = {
-            "batch": (int(one.states.workload.batch), MOST_BATCH),
-            "seq": (int(one.states.workload.seq), learned_positions(one.spec) or MOST_SEQ),
-        }
-        each = {"batch": 1, "seq": _tokens_of_each(best.layout)}
-        batch, seq = (
-            n * largest(partial(_walked, one, planned, best, name, n), given.capacity, start // n, most // n)
-            for (name, (start, most)), n in zip(walked.items(), each.values(), strict=True)
-        )
+        use, longest = one.states.workload, learned_positions(one.spec) or MOST_SEQ
+        batch = _most(ask, best, "batch", 1, int(use.batch), MOST_BATCH)
+        seq = _most(ask, best, "seq", _tokens_of_each(best.layout), int(use.seq), longest)
     changes = () if fits else tuple(_changes(ask, planned.devices, needed, fewest))
     return DeviceFitting(planned, best, given, needed, fewest, batch, seq, changes)
 
@@ -121,9 +115,34 @@ def _tokens_of_each(layout: Layout) -> int:
     return math.lcm(ring, layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
-def _walked(one: Memory, planned: Planned, best: Candidate, name: str, unit: int, n: int) -> int:
-    """What the worst rank of a layout needs with another batch or length, of `n` times so many."""
-    return walk_of(one.with_(**{name: unit * n}), planned.framework).needed(best.layout, best.micro_batches)[0]
+REPLAYS = 3
+"""How often what fits by its tensors is replayed at most, each time with as much beside them as the time before."""
+
+
+def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
+    """The most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
+
+    Its tensors are walked for any number. What the allocator needs beside them is known from replays.
+    """
+    one, framework, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
+
+    version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
+
+    @cache
+    def walked(n: int) -> tuple[int, int]:
+        return walk_of(one.with_(**{name: n}), framework).needed(*of)
+
+    beside, found = best.device_bytes - walked(start)[0], 0
+    for _ in range(REPLAYS):
+        found = unit * largest(lambda n: walked(unit * n)[0], capacity - beside, start // unit, most // unit)
+        if not found:
+            break
+        bytes, stage = walked(found)
+        needed = replayed(one.with_(**{name: found}), framework, version, *of, stage)
+        if needed <= capacity:
+            break
+        beside = needed - bytes
+    return found
 
 
 def _changes(ask: Ask, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
+from ..device.around import around_of
 from ..device.cluster import Cluster
 from ..device.megatron.options import settings_of
 from ..device.megatron.walk import measured
@@ -14,7 +15,6 @@ from ..device.memory import Memory
 from ..device.walk import Bytes, Walk, alike, torch_passes
 from ..errors import InputError
 from ..hardware import Hardware
-from ..kernels.tensor import DTYPES
 from ..layouts.asked import Asked, Framework
 from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
@@ -140,17 +140,23 @@ def plan_of(
     walks = walks or Walks(one, framework)
     walk = walks.given
 
-    def replayed(layout: Layout, batches: int) -> int:
-        cluster = Cluster(one.with_(num_microbatches=batches), layout, framework, asked.framework_version or "")
-        _, stage = walk.needed(layout, batches)
-        return cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
-
     def sent(layout: Layout, batches: int) -> int:
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
         return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
-    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replayed, rows)
+
+    def replay(layout: Layout, batches: int) -> int:
+        stage = walk.needed(layout, batches)[1]
+        return replayed(one, framework, asked.framework_version or "", layout, batches, stage)
+
+    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows)
     return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
+
+
+def replayed(one: Memory, framework: Framework, version: str, layout: Layout, micro_batches: int, stage: int) -> int:
+    """What a rank of a stage needs on the allocator."""
+    cluster = Cluster(one.with_(num_microbatches=micro_batches), layout, framework, version)
+    return cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
 
 
 def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:
@@ -167,7 +173,8 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     if framework == "megatron":
         return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
     how = one.settings.training(one.states, include)
-    return Walk(one.spec, each, torch_passes(one.spec, how), include, one.runtime.context, DTYPES[how.dtype].bytes)
+    around = around_of(framework, how)
+    return Walk(one.spec, each, torch_passes(one.spec, how), include, one.runtime.context, around)
 
 
 def plan(

@@ -325,6 +325,7 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
         ("llama3-8b", Layout(tp=4, sequence_parallel=True), "--tp 4 does not divide 90 tokens; expected a multiple"),
         ("llama3-8b", Layout(tp=2, cp=2, sequence_parallel=True), "--tp 2 does not divide 45 tokens"),
         ("lfm2-350m", Layout(), "layers.conv: no kernels for a product of values that are not of one layer"),
+        ("minimax-m3", Layout(), "layers.self_attn: no kernels for an indexer of attention without latents"),
         ("kimi-linear-48b-a3b", Layout(), "layers.linear_attn: no kernels for joining these values"),
     ],
 )

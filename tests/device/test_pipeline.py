@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import llmcalc
+from llmcalc.device.cluster import Cluster
+from llmcalc.device.memory import memory
 from llmcalc.device.pipeline import replay_rank
+from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training, replay
 from llmcalc.device.walk import Bytes, Walk, torch_passes
 from llmcalc.errors import InputError
 from llmcalc.kernels.tensor import DTYPES
 from llmcalc.run.layout import Layout, stages
+from llmcalc.studies.plan import walk_of
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
 
@@ -81,18 +87,42 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     own = list(stages(layout, 8))
     first, last = (walk.passes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
-    beside = max(max(one.forward, one.backward) - one.saved for one in (first, last))
+    beside = max(one.most - one.saved for one in (first, last))
     assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
 
 
-def test_a_walk_of_fsdp2_holds_whole_gradients_and_weights() -> None:
-    """From the first to the last micro-batch of a step; weights only where they are not given back."""
-    walk = Walk(SPEC, Bytes(4, 4, 8), torch_passes(SPEC, HOW), gathered=2)
-    sharded, kept = (Layout(pp=2, dp=4, zero=3, reshard=reshard) for reshard in (True, False))
-    for stage in stages(sharded, 8):
-        n = sum(walk.elements(sharded, stage))
-        assert walk.static(sharded, stage) == n * 16 // 4 + n * 4
-        assert walk.static(kept, stage) == walk.static(sharded, stage) + n * 2
+WALKED = [
+    ("torch", Layout(dp=4), {}),
+    ("torch", Layout(pp=2, dp=2), {"recompute": "full"}),
+    ("torch", Layout(dp=2), {"optimizer": "adamw-8bit"}),
+    ("torch", Layout(), {"optimizer": "sgd", "precision": "bf16"}),
+    ("fsdp2", Layout(dp=4, zero=3), {}),
+    ("fsdp2", Layout(dp=4, pp=2, zero=3), {}),
+    ("fsdp2", Layout(dp=4, pp=2, zero=3, reshard=False), {"recompute": "full"}),
+    ("megatron", Layout(dp=4, zero=1), {}),
+    ("megatron", Layout(tp=2, pp=2, sequence_parallel=True), {"recompute": "full"}),
+    ("deepspeed", Layout(dp=4, zero=1), {}),
+    ("deepspeed", Layout(dp=4, zero=3), {"recompute": "full"}),
+]
+
+
+@pytest.mark.parametrize(("framework", "layout", "given"), WALKED)
+def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, given: dict[str, Any]) -> None:
+    """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
+    spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model
+    one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
+    walked, _ = walk_of(one, framework).needed(layout, 4)
+    ranks = Cluster(one, layout, framework).by_rank
+    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
+    assert walked - one.runtime.context == pytest.approx(max(each.device.exact_bytes for each in ranks), rel=near)
+
+
+def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
+    spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
+    walk = walk_of(memory(spec, Settings("training", seq=256)), "torch")
+    first, last = (walk.passes(layout, stage) for stage in stages(layout, 12))
+    assert first.whole == spec.vocab_size * spec.hidden_size // 2
+    assert last.whole == 0
 
 
 def test_replicas_sum_gradients_in_buckets() -> None:

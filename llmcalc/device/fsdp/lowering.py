@@ -195,7 +195,8 @@ class Sharded(RingAttention):
         return out
 
     def step(self, step: Step) -> None:
-        if self.traffic is None or not self.splits or len(self.frames) > 1 or step.name != EMBEDDING.path:
+        is_embedding = len(self.frames) <= 1 and step.name == EMBEDDING.path and bool(step.outs)
+        if self.traffic is None or not self.splits or not is_embedding:
             super().step(step)
             return
         group = self.groups[EMBEDDING]

@@ -38,6 +38,8 @@ class SparseKernels(NarrowKernels):
     def _latents(self, scope: Scope, indexer: Scope) -> None:
         """AbsorbedMLASelfAttention.forward."""
         t, steps = self.t, {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
+        if "q_a_proj" not in steps:
+            raise self.unsupported("no kernels for an indexer of attention without latents")
         down, up, both, leaving = (steps[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj"))
         branches = next(item for item in scope.items if isinstance(item, Alternatives))
         expand = next(step for step in branches.branches["expanded"].steps() if step.name == "kv_b_proj")

@@ -1,0 +1,157 @@
+"""What a rank holds beside its passes, for a walk: what the optimizer's step takes for a moment, what is summed over
+replicas, and parameters that are divided over ranks and gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from ..kernels.autograd import Graph
+from ..kernels.meter import Meter
+from ..kernels.tensor import DTYPES, FLOAT32, empty
+from ..layouts.asked import Framework
+from ..run.deepspeed import DeepSpeedSettings
+from ..run.layout import Layout
+from .fsdp.pipeline import ACTIVE
+from .optimizers import Trained
+from .optimizers import step as optimizer_step
+from .training import Training
+
+
+class Elements(NamedTuple):
+    """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts.
+
+    root: of them, those in no layer. layer: of the largest layer. largest: of the largest tensor. whole: by how many
+    gradients have more than their weights (`Divided.looked_up`).
+    """
+
+    dense: int
+    experts: int
+    root: int = 0
+    layer: int = 0
+    largest: int = 0
+    whole: int = 0
+
+
+class Around(NamedTuple):
+    """Bytes that a rank holds beside its passes, and beside what each parameter takes.
+
+    stays: all the time. passes: during them. after: when a backward pass has ended. end: after the last one of a step,
+    when gradients are divided. step: for a moment in the optimizer's step.
+    """
+
+    stays: int = 0
+    passes: int = 0
+    after: int = 0
+    end: int = 0
+    step: int = 0
+
+
+Arounds: TypeAlias = Callable[[Layout, Sequence[Elements]], Around]
+"""What the stages of one rank hold."""
+
+
+def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
+    return Around()
+
+
+def around_of(framework: Framework, how: Training) -> Arounds:
+    """What a framework holds. how: what its modules compute in."""
+    width = DTYPES[how.dtype].bytes
+    if framework == "fsdp2":
+        return partial(_of_fsdp2, step_of(replace(how, dtype=FLOAT32.name, master=False)), width)
+    if framework == "deepspeed":
+        return partial(_of_deepspeed, step_of(how), width)
+    return partial(_of_torch, step_of(how), width)
+
+
+class Step(NamedTuple):
+    """Bytes that an optimizer's step takes for a moment: of each parameter, and of each element of the largest tensor.
+
+    copied: of them, those of the copy of each element of a gradient. kept: bytes of that element itself.
+    """
+
+    each: float = 0
+    largest: float = 0
+    copied: int = 0
+    kept: int = 0
+
+    def bytes(self, layout: Layout, own: Sequence[Elements], divided: bool) -> int:
+        """Those of a rank. divided: whether ranks share out the step."""
+        dense, experts = sum(one.dense for one in own), sum(one.experts for one in own)
+        shards, expert_shards = (layout.shards, layout.expert_shards) if divided else (1, 1)
+        largest, whole = max(one.largest for one in own), sum(one.whole for one in own)
+        each = self.each * (dense / shards + experts / expert_shards) + self.largest * largest / shards
+        return round(each + (self.copied + self.kept) * whole / shards)
+
+
+SIDE = 1024
+"""Rows and columns of the matrices on which an optimizer's step is measured."""
+
+
+def step_of(how: Training) -> Step:
+    """What the step of an optimizer takes, measured on two matrices, as one may outlive its turn, and on three."""
+    if how.optimizer_in_backward or how.adapters is not None:  # little: one tensor, or adapters alone
+        return Step()
+    dtype, elements = DTYPES[how.dtype], SIDE * SIDE
+    gradient_type = how.gradient_dtype or dtype
+    has_copies = how.master and FLOAT32 not in (dtype, gradient_type)
+
+    def taken(count: int) -> int:
+        meter = Meter()
+        graph, shape = Graph(meter), (SIDE, SIDE)
+        trained = [Trained(empty(meter, shape, FLOAT32 if how.master else dtype), matrix=True) for _ in range(count)]
+        gradients = [empty(meter, shape, gradient_type) for _ in trained]
+        before = 0
+        for _ in range(2):  # the second time states are there already
+            before = meter.now
+            meter.restart()
+            for one, gradient in zip(trained, gradients, strict=True):
+                one.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
+            optimizer_step(graph, how.optimizer, trained, how.implementation, how.momentum, how.state_dtype, how.torch)
+            for one in trained:
+                one.gradient = None
+        return meter.peak - before
+
+    two, three = taken(2), taken(3)
+    each = max(0, three - two)
+    copied = FLOAT32.bytes if has_copies else 0
+    return Step(each / elements, max(0, two - 2 * each) / elements, copied, gradient_type.bytes)
+
+
+def _of_torch(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
+    """Replicas sum gradients in buckets of their own (c10d `Reducer`)."""
+    buckets = width * sum(one.dense + one.experts for one in own) if layout.dp > 1 else 0
+    return Around(stays=buckets, step=step.bytes(layout, own, divided=False))
+
+
+def _of_fsdp2(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
+    """A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. In a
+    pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
+    next forward pass.
+    """
+    taken, root = step.bytes(layout, own, divided=True), sum(one.root for one in own)
+    gathered = width * (root + 2 * max(one.layer for one in own))
+    if layout.pp == 1:
+        return Around(passes=gathered, end=2 * width * root, step=taken)
+    whole, wide = sum(one.dense + one.experts for one in own), FLOAT32.bytes
+    stays = round(width * whole * min(1, ACTIVE / layout.vpp))
+    gradients = wide * whole - wide * whole // layout.shards
+    summed = wide * root + wide * root // layout.shards
+    return Around(
+        passes=gradients + (gathered if layout.reshard else stays),
+        after=gradients + stays,
+        end=gradients + stays - width * root + summed,
+        step=taken,
+    )
+
+
+def _of_deepspeed(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
+    """Gradients are summed in a buffer; in stage 3 parameters are gathered up to a number of elements."""
+    settings, whole = DeepSpeedSettings(stage=layout.zero), sum(one.dense + one.experts for one in own)
+    buffer = width * settings.elements("reduce_bucket_size") if layout.zero else 0
+    live = width * min(settings.stage3_max_live_parameters, whole) if layout.zero == 3 else 0
+    return Around(stays=buffer, passes=live, step=step.bytes(layout, own, divided=layout.zero >= 1))
