@@ -15,7 +15,6 @@ from ..kernels.tensor import DTYPES, FLOAT32, empty
 from ..layouts.asked import Framework
 from ..run.deepspeed import DeepSpeedSettings
 from ..run.layout import Layout
-from .fsdp.pipeline import ACTIVE
 from .optimizers import Trained
 from .optimizers import step as optimizer_step
 from .training import Training
@@ -59,10 +58,11 @@ def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
 
 
 def around_of(framework: Framework, how: Training) -> Arounds:
-    """What a framework holds. how: what its modules compute in."""
+    """What a framework holds. how: what its modules compute in. FSDP2's shards are their own master weights."""
     width = DTYPES[how.dtype].bytes
     if framework == "fsdp2":
-        return partial(_of_fsdp2, step_of(replace(how, dtype=FLOAT32.name, master=False)), width)
+        shards = FLOAT32.name if how.master else how.dtype
+        return partial(_of_fsdp2, step_of(replace(how, dtype=shards, master=False)), width, DTYPES[shards].bytes)
     if framework == "deepspeed":
         return partial(_of_deepspeed, step_of(how), width)
     return partial(_of_torch, step_of(how), width)
@@ -128,19 +128,23 @@ def _of_torch(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -
     return Around(stays=buckets, step=step.bytes(layout, own, divided=False))
 
 
-def _of_fsdp2(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
-    """A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. In a
+def _of_fsdp2(step: Step, width: int, shard: int, layout: Layout, own: Sequence[Elements]) -> Around:
+    """shard: bytes of an element that is kept.
+
+    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. In a
     pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
     next forward pass.
     """
+    from .fsdp.pipeline import ACTIVE
+
     taken, root = step.bytes(layout, own, divided=True), sum(one.root for one in own)
     gathered = width * (root + 2 * max(one.layer for one in own))
     if layout.pp == 1:
         return Around(passes=gathered, end=2 * width * root, step=taken)
     whole, wide = sum(one.dense + one.experts for one in own), FLOAT32.bytes
     stays = round(width * whole * min(1, ACTIVE / layout.vpp))
-    gradients = wide * whole - wide * whole // layout.shards
-    summed = wide * root + wide * root // layout.shards
+    gradients = wide * whole - shard * whole // layout.shards
+    summed = wide * root + shard * root // layout.shards
     return Around(
         passes=gradients + (gathered if layout.reshard else stays),
         after=gradients + stays,

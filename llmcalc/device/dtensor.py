@@ -34,7 +34,7 @@ from ..kernels.meter import Place
 from ..kernels.profiles.eager import Eager
 from ..kernels.profiles.eager.scans import Steps, own_steps
 from ..kernels.tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
-from ..layouts.placements import Collective, CollectiveKind, Placements
+from ..layouts.placements import Collective, CollectiveKind, Placements, by_tokens
 from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
 from ..run.rows import TOKENS
 
@@ -120,7 +120,8 @@ class Divided(Eager):
         """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
         assert self.places is not None
         for name, step in named_steps(program.root.items):
-            if (step.weight is None and step.ins) or not step.outs:
+            makes_rows = not step.ins and bool(step.outs) and by_tokens(step.outs[0].rows)
+            if not step.outs or (step.weight is None and not makes_rows):
                 continue
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
             why = ""

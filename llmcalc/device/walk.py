@@ -82,7 +82,17 @@ class Passes(NamedTuple):
     @property
     def most(self) -> int:
         """The most of both passes."""
-        return max(self.forward.bytes, self.backward.bytes)
+        return max(self.early, self.late)
+
+    @property
+    def early(self) -> int:
+        """The most before any parameter has its gradient."""
+        return max(self.forward.bytes, self.backward.by_path.get("loss", 0))
+
+    @property
+    def late(self) -> int:
+        """The most from then on."""
+        return max((bytes for path, bytes in self.backward.by_path.items() if path != "loss"), default=0)
 
     def grown(self, more: Passes, times: int) -> Passes:
         """With `times` more layers than this has; `more` has one more."""
@@ -112,8 +122,11 @@ class Bytes(NamedTuple):
 
             return Bytes(2, *bytes_of_each(one.settings))
         use, n = one.states, one.states.count.total
-        states = (use.optimizer.bytes if use.optimizer is not None else 0) + use.master_weights
-        return Bytes(use.weights / n, use.gradients / n, states / n)
+        optimizer = use.optimizer.bytes if use.optimizer is not None else 0
+        if framework == "fsdp2" and use.has_master:  # the shards are the master weights, and gradients are as wide
+            wide = use.master_weights / n
+            return Bytes(wide, wide, (use.weights + use.gradients + optimizer) / n - wide)
+        return Bytes(use.weights / n, use.gradients / n, (optimizer + use.master_weights) / n)
 
 
 def alike(layout: Layout, micro_batches: int) -> int:
@@ -143,6 +156,7 @@ class Walk:
     include: frozenset[str] = frozenset()
     beside: int = 0
     around: Arounds = nothing
+    frees_gradients: bool = False
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], Elements] = field(default_factory=dict)
 
@@ -177,7 +191,14 @@ class Walk:
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
         most, flying = order.fullest(rank, [one.saved for one in passes])
-        last = max(one.most - one.saved for one, count in zip(passes, flying.whole, strict=True) if count)
+        without = 0
+        if self.frees_gradients and layout.pp == micro_batches == 1:  # the first backward pass of a step makes them
+            without = sum(self.static(layout, stage, gradients_only=True) for stage in own)
+        last = max(
+            max(one.early - without, one.late) - one.saved
+            for one, count in zip(passes, flying.whole, strict=True)
+            if count
+        )
         elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
         around = self.around(layout, elements)
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
@@ -185,10 +206,12 @@ class Walk:
         moments = most + max(0, last) + around.passes, before + around.after, around.end, around.step
         return self.beside + stays + around.stays + max(moments)
 
-    def static(self, layout: Layout, stage: Stage) -> int:
+    def static(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
         elements = self.elements(layout, stage)
         weights, gradients, optimizer = self.each
+        if gradients_only:
+            weights = optimizer = 0
         total = 0.0
         for n, shards in ((elements.dense, layout.shards), (elements.experts, layout.expert_shards)):
             total += n * weights / (shards if layout.zero == 3 else 1)

@@ -115,34 +115,45 @@ def _tokens_of_each(layout: Layout) -> int:
     return math.lcm(ring, layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
-REPLAYS = 3
-"""How often what fits by its tensors is replayed at most, each time with as much beside them as the time before."""
+REPLAYS = 4
+"""How often what fits by its tensors is replayed at most."""
 
 
 def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
     """The most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
-    Its tensors are walked for any number. What the allocator needs beside them is known from replays.
+    Its tensors are walked for any number. What the allocator needs beside them is known where it was replayed, and lies
+    between two of these numbers on a line.
     """
     one, framework, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
-
     version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
 
     @cache
     def walked(n: int) -> tuple[int, int]:
         return walk_of(one.with_(**{name: n}), framework).needed(*of)
 
-    beside, found = best.device_bytes - walked(start)[0], 0
+    low, high = (start, best.device_bytes - walked(start)[0]), (start, 0)
+
+    def needed(n: int) -> int:
+        beside, over = low[1], max(0, n - low[0])
+        if high[0] > low[0]:
+            beside += (high[1] - beside) * over // (high[0] - low[0])
+        return walked(n)[0] + beside
+
     for _ in range(REPLAYS):
-        found = unit * largest(lambda n: walked(unit * n)[0], capacity - beside, start // unit, most // unit)
-        if not found:
+        found = unit * largest(lambda n: needed(unit * n), capacity, max(1, start // unit), most // unit)
+        if found <= low[0]:
             break
         bytes, stage = walked(found)
-        needed = replayed(one.with_(**{name: found}), framework, version, *of, stage)
-        if needed <= capacity:
+        replay = replayed(one.with_(**{name: found}), framework, version, *of, stage)
+        if replay > capacity:
+            high = found, replay - bytes
+            continue
+        is_highest = high[0] <= low[0]
+        low = found, replay - bytes
+        if is_highest:
             break
-        beside = needed - bytes
-    return found
+    return low[0] // unit * unit
 
 
 def _changes(ask: Ask, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:

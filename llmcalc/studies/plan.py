@@ -23,6 +23,9 @@ from ..run.layout import ALONE, ImpossibleLayout, Layout, Schedule
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""
 
+THREADS = 2
+"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
+
 RECOMPUTED = "full"
 """What `--recompute` says of every layer."""
 
@@ -144,7 +147,6 @@ def plan_of(
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
         return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
-
     def replay(layout: Layout, batches: int) -> int:
         stage = walk.needed(layout, batches)[1]
         return replayed(one, framework, asked.framework_version or "", layout, batches, stage)
@@ -173,8 +175,9 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     if framework == "megatron":
         return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
     how = one.settings.training(one.states, include)
-    around = around_of(framework, how)
-    return Walk(one.spec, each, torch_passes(one.spec, how), include, one.runtime.context, around)
+    beside = one.runtime.context + THREADS * one.runtime.workspace
+    around, frees = around_of(framework, how), not how.keeps_gradients
+    return Walk(one.spec, each, torch_passes(one.spec, how), include, beside, around, frees)
 
 
 def plan(

@@ -113,8 +113,9 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
     walked, _ = walk_of(one, framework).needed(layout, 4)
     ranks = Cluster(one, layout, framework).by_rank
-    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
-    assert walked - one.runtime.context == pytest.approx(max(each.device.exact_bytes for each in ranks), rel=near)
+    most = max(point.bytes for each in ranks for point in each.device.timeline)
+    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.02
+    assert walked - one.runtime.context == pytest.approx(most, rel=near)
 
 
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
