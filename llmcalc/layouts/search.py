@@ -104,6 +104,10 @@ def _possible(framework: Framework, asked: Asked) -> None:
     for name in WITHOUT[framework]:
         if (size := getattr(asked, name)) not in (None, 1):
             raise InputError(f"--{name} {size}: no layout with it is tried for --framework {framework}; expected 1")
+    if asked.schedule not in (None, *RUN):
+        raise InputError(
+            f"--schedule {asked.schedule}: no replay runs it with --framework {framework}; expected {' or '.join(RUN)}"
+        )
     interleaved = asked.schedule == "interleaved"
     if interleaved and "vpp" in WITHOUT[framework]:
         raise InputError(f"--schedule interleaved: is not tried for --framework {framework}; expected 1f1b")
@@ -130,6 +134,9 @@ def _has(framework: Framework, sizes: dict[str, int], asked: Asked) -> bool:
         return False  # a replay of `fully_shard` in a pipeline takes seconds
     return all(sizes[name] == 1 for name in WITHOUT[framework])
 
+
+RUN = ("1f1b", "interleaved")
+"""The schedules that the frameworks' replays run."""
 
 WITHOUT: dict[Framework, tuple[str, ...]] = {
     "torch": ("cp", "ep"),

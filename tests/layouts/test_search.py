@@ -101,6 +101,8 @@ def test_groups_that_are_not_tried_are_refused() -> None:
 @pytest.mark.parametrize(
     ("framework", "asked", "error"),
     [
+        ("megatron", Asked(schedule="zb-h1"), "--schedule zb-h1: no replay runs it with --framework megatron"),
+        ("torch", Asked(schedule="dualpipe", pp=2), "no replay runs it with --framework torch; expected 1f1b or"),
         ("deepspeed", Asked(schedule="interleaved"), "--schedule interleaved: is not tried for --framework deepspeed"),
         ("megatron", Asked(vpp=2, pp=1), "--vpp 2: chunks of a rank need a pipeline; expected --pp of at least 2"),
         ("fsdp2", Asked(schedule="interleaved", pp=1), "--schedule interleaved: chunks of a rank need a pipeline"),
