@@ -38,12 +38,15 @@ class Elements(NamedTuple):
 class Around(NamedTuple):
     """Bytes that a rank holds beside its passes, and beside what each parameter takes.
 
-    stays: all the time. passes: during them. after: when a backward pass has ended. end: after the last one of a step,
-    when gradients are divided. step: for a moment in the optimizer's step.
+    stays: all the time. passes: during them. late: of a backward pass too, from its first gradient on. again: of all
+    passes too but those of the first micro-batch. after: when a backward pass has ended. end: after the last one of a
+    step, when gradients are divided. step: for a moment in the optimizer's step.
     """
 
     stays: int = 0
     passes: int = 0
+    late: int = 0
+    again: int = 0
     after: int = 0
     end: int = 0
     step: int = 0
@@ -57,15 +60,20 @@ def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
     return Around()
 
 
-def around_of(framework: Framework, how: Training) -> Arounds:
-    """What a framework holds. how: what its modules compute in. FSDP2's shards are their own master weights."""
+def around_of(framework: Framework, how: Training, trained: float = 1) -> Arounds:
+    """What a framework holds. FSDP2's shards are their own master weights.
+
+    how: what its modules compute in. trained: the share of the parameters that is trained, all by default.
+    """
     width = DTYPES[how.dtype].bytes
     if framework == "fsdp2":
         shards = FLOAT32.name if how.master else how.dtype
-        return partial(_of_fsdp2, step_of(replace(how, dtype=shards, master=False)), width, DTYPES[shards].bytes)
+        return partial(
+            _of_fsdp2, step_of(replace(how, dtype=shards, master=False)), width, DTYPES[shards].bytes, trained
+        )
     if framework == "deepspeed":
         return partial(_of_deepspeed, step_of(how), width)
-    return partial(_of_torch, step_of(how), width)
+    return partial(_of_torch, step_of(how), width * trained)
 
 
 class Step(NamedTuple):
@@ -122,14 +130,14 @@ def step_of(how: Training) -> Step:
     return Step(each / elements, max(0, two - 2 * each) / elements, copied, gradient_type.bytes)
 
 
-def _of_torch(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
-    """Replicas sum gradients in buckets of their own (c10d `Reducer`)."""
-    buckets = width * sum(one.dense + one.experts for one in own) if layout.dp > 1 else 0
+def _of_torch(step: Step, each: float, layout: Layout, own: Sequence[Elements]) -> Around:
+    """Replicas sum gradients in buckets of their own (c10d `Reducer`). each: bytes of them for each parameter."""
+    buckets = round(each * sum(one.dense + one.experts for one in own)) if layout.dp > 1 else 0
     return Around(stays=buckets, step=step.bytes(layout, own, divided=False))
 
 
-def _of_fsdp2(step: Step, width: int, shard: int, layout: Layout, own: Sequence[Elements]) -> Around:
-    """shard: bytes of an element that is kept.
+def _of_fsdp2(step: Step, width: int, shard: int, trained: float, layout: Layout, own: Sequence[Elements]) -> Around:
+    """shard: bytes of an element that is kept. trained: as of `around_of`.
 
     A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. In a
     pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
@@ -140,11 +148,11 @@ def _of_fsdp2(step: Step, width: int, shard: int, layout: Layout, own: Sequence[
     taken, root = step.bytes(layout, own, divided=True), sum(one.root for one in own)
     gathered = width * (root + 2 * max(one.layer for one in own))
     if layout.pp == 1:
-        return Around(passes=gathered, end=2 * width * root, step=taken)
+        return Around(passes=gathered, end=round(width * root * (1 + trained)), step=taken)
     whole, wide = sum(one.dense + one.experts for one in own), FLOAT32.bytes
     stays = round(width * whole * min(1, ACTIVE / layout.vpp))
-    gradients = wide * whole - shard * whole // layout.shards
-    summed = wide * root + shard * root // layout.shards
+    gradients = round(trained * whole * (wide - shard / layout.shards))
+    summed = round(trained * root * (wide + shard / layout.shards))
     return Around(
         passes=gradients + (gathered if layout.reshard else stays),
         after=gradients + stays,
@@ -154,8 +162,21 @@ def _of_fsdp2(step: Step, width: int, shard: int, layout: Layout, own: Sequence[
 
 
 def _of_deepspeed(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
-    """Gradients are summed in a buffer; in stage 3 parameters are gathered up to a number of elements."""
+    """Gradients are summed in a buffer; in stage 3, which always has it, parameters are gathered up to a number of
+    elements. In stages 1 and 2 it is there from the first gradient to the last sum, which in stage 2 each micro-batch
+    has; what is summed is put side by side, and a rank steps with its own part alone, in stage 3 with a group of it.
+    """
     settings, whole = DeepSpeedSettings(stage=layout.zero), sum(one.dense + one.experts for one in own)
-    buffer = width * settings.elements("reduce_bucket_size") if layout.zero else 0
-    live = width * min(settings.stage3_max_live_parameters, whole) if layout.zero == 3 else 0
-    return Around(stays=buffer, passes=live, step=step.bytes(layout, own, divided=layout.zero >= 1))
+    taken, most = step.bytes(layout, own, divided=layout.zero >= 1), settings.elements("reduce_bucket_size")
+    if layout.zero == 0:
+        return Around(step=taken)
+    part, buffer = whole // layout.shards, width * most
+    if layout.zero == 3:
+        at_once = min(1, settings.sub_group_size / max(1, part))
+        live = width * min(settings.stage3_max_live_parameters, whole)
+        return Around(stays=buffer, passes=live, step=round(at_once * taken))
+    tensors = max(part, *(one.largest for one in own))  # whole ones, of which a rank may step with a part
+    if layout.zero == 2:
+        summed = width * (min(most, whole) + tensors - part)
+        return Around(late=buffer, after=buffer, end=buffer + summed, step=taken - step.kept * part)
+    return Around(late=buffer, again=buffer, after=buffer, end=buffer + width * tensors, step=taken - step.kept * whole)

@@ -191,16 +191,21 @@ class Walk:
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
         most, flying = order.fullest(rank, [one.saved for one in passes])
-        without = 0
-        if self.frees_gradients and layout.pp == micro_batches == 1:  # the first backward pass of a step makes them
-            without = sum(self.static(layout, stage, gradients_only=True) for stage in own)
-        last = max(
-            max(one.early - without, one.late) - one.saved
-            for one, count in zip(passes, flying.whole, strict=True)
-            if count
-        )
         elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
         around = self.around(layout, elements)
+        late, again = around.late, around.again if micro_batches > 1 else 0
+        if self.frees_gradients and layout.pp == micro_batches == 1:  # the backward pass makes all gradients
+            ((stage,), (one,), (of,)) = own, passes, elements
+            without = self.static(layout, stage, gradients_only=True)
+            # Those of the last layer come first, and of a tied head with it.
+            head = round(without * min(of.root, of.largest) / (of.dense + of.experts))
+            last = max(one.early - without, one.late + late - without + head, one.late + late - one.saved) - one.saved
+        else:
+            last = max(
+                max(one.early + again, one.late + late) - one.saved
+                for one, count in zip(passes, flying.whole, strict=True)
+                if count
+            )
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
         before = most - min(one.saved for one in passes)
         moments = most + max(0, last) + around.passes, before + around.after, around.end, around.step

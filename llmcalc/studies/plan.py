@@ -9,6 +9,8 @@ from typing import Any
 
 from ..device.around import around_of
 from ..device.cluster import Cluster
+from ..device.deepspeed.rank import cast
+from ..device.fsdp.training import called
 from ..device.megatron.options import settings_of
 from ..device.megatron.walk import measured
 from ..device.memory import Memory
@@ -176,8 +178,10 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
         return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
     how = one.settings.training(one.states, include)
     beside = one.runtime.context + THREADS * one.runtime.workspace
-    around, frees = around_of(framework, how), not how.keeps_gradients
-    return Walk(one.spec, each, torch_passes(one.spec, how), include, beside, around, frees)
+    trained = one.states.trained / one.states.count.total
+    around, frees = around_of(framework, how, trained), not how.keeps_gradients
+    ran = called(one.spec, how)[0] if framework == "fsdp2" else cast(how) if framework == "deepspeed" else how
+    return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees)
 
 
 def plan(

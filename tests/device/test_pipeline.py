@@ -91,17 +91,22 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
 
 
+ADAPTERS: dict[str, Any] = {"lora_rank": 8, "lora_targets": ("all-linear",), "master_weights": None}
 WALKED = [
     ("torch", Layout(dp=4), {}),
     ("torch", Layout(pp=2, dp=2), {"recompute": "full"}),
     ("torch", Layout(dp=2), {"optimizer": "adamw-8bit"}),
     ("torch", Layout(), {"optimizer": "sgd", "precision": "bf16"}),
+    ("torch", Layout(dp=2), ADAPTERS),
     ("fsdp2", Layout(dp=4, zero=3), {}),
+    ("fsdp2", Layout(dp=4, zero=3), ADAPTERS),
     ("fsdp2", Layout(dp=4, pp=2, zero=3), {}),
     ("fsdp2", Layout(dp=4, pp=2, zero=3, reshard=False), {"recompute": "full"}),
     ("megatron", Layout(dp=4, zero=1), {}),
     ("megatron", Layout(tp=2, pp=2, sequence_parallel=True), {"recompute": "full"}),
     ("deepspeed", Layout(dp=4, zero=1), {}),
+    ("deepspeed", Layout(dp=4, zero=1), ADAPTERS),
+    ("deepspeed", Layout(dp=4, zero=2), {}),
     ("deepspeed", Layout(dp=4, zero=3), {"recompute": "full"}),
 ]
 
@@ -114,7 +119,7 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     walked, _ = walk_of(one, framework).needed(layout, 4)
     ranks = Cluster(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
-    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.02
+    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
     assert walked - one.runtime.context == pytest.approx(most, rel=near)
 
 

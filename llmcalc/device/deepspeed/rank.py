@@ -39,8 +39,7 @@ def zero_run(
     settings = settings.resolved(spec.hidden_size)
     settings.check()
     _check(how, settings)
-    if how.adapters is not None:  # the engine casts all parameters
-        how = replace(how, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+    how = cast(how)
     implementation = how.implementation
     if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
         implementation = "fused"
@@ -48,6 +47,11 @@ def zero_run(
     if settings.stage == 3:
         return GatheredRun(spec, how, settings, ranks, workspace, meter)
     return DividedRun(spec, how, settings, ranks, rank, workspace, meter)
+
+
+def cast(how: Training) -> Training:
+    """As the engine computes: it casts all parameters, those of adapters too."""
+    return how if how.adapters is None else replace(how, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
 
 
 def _check(how: Training, settings: DeepSpeedSettings) -> None:
