@@ -46,7 +46,7 @@ def command(
     settings: Settings,
     asked: Asked,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="With --devices: sequences of a step of all; as many as devices.")
+        int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
     ] = None,
     users: Annotated[
         int | None, size("--users", text="Inference: users at once, each with a sequence of --seq tokens; 1.")

@@ -44,7 +44,7 @@ def command(
     settings: Settings,
     asked: Asked,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="Sequences of a step of all devices; as many as devices.")
+        int | None, size("--global-batch", text="Sequences of a step of all devices; a micro-batch of each.")
     ] = None,
     rows: Annotated[
         int, size("--rows", text="The best layouts, which are replayed on the allocator and shown; 10.")
@@ -78,7 +78,7 @@ def command(
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     with about(preset):
         one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
-        found = plan_of(one, accelerator, asked, asked.devices if global_batch is None else global_batch, rows)
+        found = plan_of(one, accelerator, asked, global_batch, rows)
         none = not found.plan.feasible and found.plan.nearest is None
         answer = report(preset, found, nearest_text(preset.model, asked) if none else "")
     show(answer, fmt, output, notes, table)

@@ -39,14 +39,17 @@ class Around(NamedTuple):
     """Bytes that a rank holds beside its passes, and beside what each parameter takes.
 
     stays: all the time. passes: during them. late: of a backward pass too, from its first gradient on. again: of all
-    passes too but those of the first micro-batch. after: when a backward pass has ended. end: after the last one of a
-    step, when gradients are divided. step: for a moment in the optimizer's step.
+    passes too but those of the first micro-batch. layer: of a layer's backward pass too. before: of it too, left by the
+    layer that ran before. after: when a backward pass has ended. end: after the last one of a step, when gradients are
+    divided. step: for a moment in the optimizer's step.
     """
 
     stays: int = 0
     passes: int = 0
     late: int = 0
     again: int = 0
+    layer: int = 0
+    before: int = 0
     after: int = 0
     end: int = 0
     step: int = 0
@@ -139,17 +142,24 @@ def _of_torch(step: Step, each: float, layout: Layout, own: Sequence[Elements]) 
 def _of_fsdp2(step: Step, width: int, shard: int, trained: float, layout: Layout, own: Sequence[Elements]) -> Around:
     """shard: bytes of an element that is kept. trained: as of `around_of`.
 
-    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. In a
+    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. A layer's
+    gradients are whole until its backward pass ends, and what is summed, in fp32, until the next one's does. In a
     pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
     next forward pass.
     """
     from .fsdp.pipeline import ACTIVE
 
-    taken, root = step.bytes(layout, own, divided=True), sum(one.root for one in own)
-    gathered = width * (root + 2 * max(one.layer for one in own))
+    taken, root, layer = (
+        step.bytes(layout, own, divided=True),
+        sum(one.root for one in own),
+        max(one.layer for one in own),
+    )
+    gathered, wide = width * (root + 2 * layer), FLOAT32.bytes
     if layout.pp == 1:
-        return Around(passes=gathered, end=round(width * root * (1 + trained)), step=taken)
-    whole, wide = sum(one.dense + one.experts for one in own), FLOAT32.bytes
+        grown, summed = round(trained * width * layer), round(trained * wide * layer)
+        ended = round(width * root * (1 + trained))
+        return Around(passes=gathered, layer=grown, before=summed, end=ended, step=taken)
+    whole = sum(one.dense + one.experts for one in own)
     stays = round(width * whole * min(1, ACTIVE / layout.vpp))
     gradients = round(trained * whole * (wide - shard / layout.shards))
     summed = round(trained * root * (wide + shard / layout.shards))

@@ -94,6 +94,11 @@ class Passes(NamedTuple):
         """The most from then on."""
         return max((bytes for path, bytes in self.backward.by_path.items() if path != "loss"), default=0)
 
+    @property
+    def layer(self) -> int:
+        """The most of a layer's backward pass."""
+        return max((bytes for path, bytes in self.backward.by_path.items() if "layers" in path.split(".")), default=0)
+
     def grown(self, more: Passes, times: int) -> Passes:
         """With `times` more layers than this has; `more` has one more."""
         return Passes(
@@ -193,22 +198,27 @@ class Walk:
         most, flying = order.fullest(rank, [one.saved for one in passes])
         elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
         around = self.around(layout, elements)
-        late, again = around.late, around.again if micro_batches > 1 else 0
+        again = around.again if micro_batches > 1 else 0
+
+        def late(one: Passes, stage: Stage) -> int:
+            left = max(0, around.before - one.saved // max(1, len(stage.layers)))  # when its own tensors are gone
+            return max(one.late, one.layer + around.layer + left) + around.late
+
         if self.frees_gradients and layout.pp == micro_batches == 1:  # the backward pass makes all gradients
             ((stage,), (one,), (of,)) = own, passes, elements
-            without = self.static(layout, stage, gradients_only=True)
+            without, most_late = self.static(layout, stage, gradients_only=True), late(one, stage)
             # Those of the last layer come first, and of a tied head with it.
             head = round(without * min(of.root, of.largest) / (of.dense + of.experts))
-            last = max(one.early - without, one.late + late - without + head, one.late + late - one.saved) - one.saved
+            last = max(one.early - without, most_late - without + head, most_late - one.saved) - one.saved
         else:
             last = max(
-                max(one.early + again, one.late + late) - one.saved
-                for one, count in zip(passes, flying.whole, strict=True)
+                max(one.early + again, late(one, stage)) - one.saved
+                for one, stage, count in zip(passes, own, flying.whole, strict=True)
                 if count
             )
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
         before = most - min(one.saved for one in passes)
-        moments = most + max(0, last) + around.passes, before + around.after, around.end, around.step
+        moments = most + last + around.passes, before + around.after, around.end, around.step
         return self.beside + stays + around.stays + max(moments)
 
     def static(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:

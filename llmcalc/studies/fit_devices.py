@@ -47,7 +47,7 @@ class DeviceFitting:
 def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None) -> DeviceFitting:
     """Whether the training of a model fits on `asked.devices` accelerators.
 
-    global_batch: sequences of a step; one for each accelerator by default.
+    global_batch: sequences of a step; None for one micro-batch of each accelerator.
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
@@ -71,7 +71,7 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked. global_batch: sequences of a step; None for one of each accelerator."""
+    """What is asked. global_batch: as of `fit_devices`."""
 
     walks: Walks
     hardware: Hardware
@@ -80,8 +80,8 @@ class Ask:
 
     def planned(self, devices: int) -> Planned:
         """The layouts of so many accelerators, of which the first is replayed."""
-        asked, batch = replace(self.asked, devices=devices), self.global_batch or devices
-        return plan_of(self.walks.one, self.hardware, asked, batch, 1, self.walks)
+        asked = replace(self.asked, devices=devices)
+        return plan_of(self.walks.one, self.hardware, asked, self.global_batch, 1, self.walks)
 
 
 def _best(planned: Planned) -> Candidate | None:

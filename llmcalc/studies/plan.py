@@ -124,13 +124,15 @@ class Planned:
 
 
 def plan_of(
-    one: Memory, hardware: Hardware, asked: Asked, global_batch: int, rows: int, walks: Walks | None = None
+    one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, rows: int, walks: Walks | None = None
 ) -> Planned:
     """Plans the training of a model on `asked.devices` accelerators.
 
-    asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step. rows: how many
-    layouts are replayed on the allocator. walks: of the model under that framework, new ones by default.
-    Raises `InputError` for what the framework does not have or is not modelled.
+    asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step; None for one
+    micro-batch of each accelerator. rows: how many layouts are replayed on the allocator. walks: of the model under
+    that framework, new ones by default.
+    Raises `InputError` for what the framework does not have or is not modelled, and for a number of micro-batches,
+    which follows.
     """
     assert asked.devices is not None
     framework = asked.framework or "megatron"
@@ -139,9 +141,16 @@ def plan_of(
     use, spec = one.states, one.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
-    tried = search(
-        spec, asked.devices, global_batch, int(use.workload.batch), int(use.workload.seq), framework, asked, node
-    )
+    given = one.settings.num_microbatches
+    if given is not None:
+        raise InputError(
+            f"--num-microbatches {given}: in a plan it follows from the layout and --global-batch, the sequences of a "
+            "step of all devices; expected --global-batch"
+        )
+    micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
+    if global_batch is None:
+        global_batch = micro_batch * asked.devices
+    tried = search(spec, asked.devices, global_batch, micro_batch, seq, framework, asked, node)
     walks = walks or Walks(one, framework)
     walk = walks.given
 

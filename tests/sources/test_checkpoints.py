@@ -176,6 +176,17 @@ def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
             read_gguf(tmp_path / "cut.gguf")
 
 
+def test_a_tensor_more_than_there_are_is_told(tmp_path: Path) -> None:
+    """What follows is zeros: a tensor without a name."""
+    _write_gguf(tmp_path / "m.gguf")
+    content = bytearray((tmp_path / "m.gguf").read_bytes())
+    assert content[8] == 2
+    content[8] = 3
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(InputError, match="has no name"):
+        read_gguf(tmp_path / "m.gguf")
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_gives_a_message(tmp_path: Path, data: Any) -> None:

@@ -81,6 +81,20 @@ def test_sizes_that_are_given_hold(run: Any) -> None:
     assert {one["layout"]["tp"] for one in found["feasible"]} == {2}
 
 
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_each_device_has_a_micro_batch_if_no_step_is_given(run: Any, command: str) -> None:
+    words = (command, SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--dp", "4", "--batch", "3")
+    assert "12 sequences a step" in run(*words)[1]
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_micro_batches_follow_from_the_step(run: Any, command: str) -> None:
+    words = (command, SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--phase", "training")
+    code, out, err = run(*words, "--num-microbatches", "4")
+    assert (code, out) == (2, "")
+    assert "--num-microbatches 4: in a plan it follows from the layout and --global-batch" in err
+
+
 def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
     def one(tp: int, needed: int, sent: int, waits: float) -> Candidate:
         return Candidate(Layout(tp=tp), 1, needed, 100, sent, waits)

@@ -78,7 +78,18 @@ def read_gguf(path: Path) -> Checkpoint:
         for _ in range(pairs):
             key = _string(r, "metadata key")
             metadata[key] = _value(r, r.number("I", key), key)
-        return Checkpoint("gguf", tuple(_tensor(r) for _ in range(tensors)), metadata)
+        found: dict[str, StoredTensor] = {}
+        begun: dict[int, str] = {}
+        for _ in range(tensors):
+            one, offset = _tensor(r)
+            if one.name in found or not one.name:
+                raise InputError(f"{path}: two tensors are called {one.name[:80]!r}, or one has no name; not a GGUF file")
+            if offset in begun and one.nbytes:
+                raise InputError(f"{path}: {one.name[:80]}: its data begin where those of {begun[offset][:80]} do")
+            found[one.name] = one
+            if one.nbytes:
+                begun[offset] = one.name
+        return Checkpoint("gguf", tuple(found.values()), metadata)
 
 
 def _string(r: BoundedReader, what: str) -> str:
@@ -107,14 +118,15 @@ def _value(r: BoundedReader, kind: int, key: str, depth: int = 0) -> Any:
     return [_value(r, inner, key, depth + 1) for _ in range(count)]
 
 
-def _tensor(r: BoundedReader) -> StoredTensor:
+def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
+    """A tensor, and where its data begin."""
     name = _string(r, "tensor name")
     axes = r.number("I", name)
     if axes > 8:
         raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")
     shape = tuple(r.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
     kind = r.number("I", name)
-    r.number("Q", name)
+    offset = r.number("Q", name)
     if kind not in TYPES or any(n > 2**48 for n in shape):
         raise InputError(f"{r.where}: {name[:80]}: type {kind} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[kind]
@@ -123,4 +135,4 @@ def _tensor(r: BoundedReader) -> StoredTensor:
         raise InputError(
             f"{r.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
         )
-    return StoredTensor(name, dtype, shape, elements // block * block_bytes)
+    return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset

@@ -48,7 +48,7 @@ function make() {
   const plan = [
     number("plan", "devices", "devices", again),
     choice("plan", "hardware", "Accelerator", again, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("plan", "global_batch", "sequences a step", again, { empty: "as devices", note: "Of all devices; as many as devices if not given" }),
+    number("plan", "global_batch", "sequences a step", again, { empty: "a micro-batch of each", note: "Of all devices; a micro-batch of each if not given" }),
   ];
   const button = h("button", { type: "button", class: "act", onclick: () => { view.link(); planned = null; plans.forget(); askPlan(); } }, "Find layouts that fit");
   made = { controls, plan, line: line(), planLine: line(), body: h("div", {}), ranked: h("div", {}), more: h("div", { class: "more" }) };
@@ -89,7 +89,7 @@ function ask() {
 
 const planRequest = () => {
   const { devices: count, hardware, global_batch: sequences } = state.plan;
-  return { model: asked(view.model.model), settings: request(state, "run"), layout: { devices: count, framework: state.layout.framework }, hardware, global_batch: sequences ?? count, rows: ROWS };
+  return { model: asked(view.model.model), settings: request(state, "run"), layout: { devices: count, framework: state.layout.framework }, hardware, global_batch: sequences, rows: ROWS };
 };
 
 /** The command of the plan; and what was planned is dropped where settings are others now. */
