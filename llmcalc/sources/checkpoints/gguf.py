@@ -82,9 +82,11 @@ def read_gguf(path: Path) -> Checkpoint:
         begun: dict[int, str] = {}
         for _ in range(tensors):
             one, offset = _tensor(r)
-            if one.name in found or not one.name:
-                raise InputError(f"{path}: two tensors are called {one.name[:80]!r}, or one has no name; not a GGUF file")
-            if offset in begun and one.nbytes:
+            if not one.name:
+                raise InputError(f"{path}: a tensor has no name; not a GGUF file")
+            if one.name in found:
+                raise InputError(f"{path}: two tensors are called {one.name[:80]}; not a GGUF file")
+            if one.nbytes and offset in begun:
                 raise InputError(f"{path}: {one.name[:80]}: its data begin where those of {begun[offset][:80]} do")
             found[one.name] = one
             if one.nbytes:
