@@ -116,14 +116,18 @@ def _tokens_of_each(layout: Layout) -> int:
 
 
 REPLAYS = 4
-"""How often what fits by its tensors is replayed at most."""
+"""How often what fits by its tensors is replayed, and further if none of these replays fits."""
+
+CLOSE = 0.01
+"""Numbers whose distance is a smaller part of them are not told apart: blocks of the allocator are larger than that."""
 
 
 def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
     """The most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
     Its tensors are walked for any number. What the allocator needs beside them is known where it was replayed, and lies
-    between two of these numbers on a line.
+    near a line between two of these numbers: where a number on that line does not fit, the next ones keep as much free
+    as it lacked, and twice that if they do not fit either.
     """
     one, framework, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
     version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
@@ -132,26 +136,27 @@ def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int
     def walked(n: int) -> tuple[int, int]:
         return walk_of(one.with_(**{name: n}), framework).needed(*of)
 
-    low, high = (start, best.device_bytes - walked(start)[0]), (start, 0)
+    low, high, free = (start, best.device_bytes - walked(start)[0]), (start, 0), 0
 
     def needed(n: int) -> int:
         beside, over = low[1], max(0, n - low[0])
         if high[0] > low[0]:
             beside += (high[1] - beside) * over // (high[0] - low[0])
-        return walked(n)[0] + beside
+        return walked(n)[0] + beside + free
 
-    for _ in range(REPLAYS):
+    replays = 0
+    while replays < REPLAYS or low[0] == start:
         found = unit * largest(lambda n: needed(unit * n), capacity, max(1, start // unit), most // unit)
         if found <= low[0]:
             break
         bytes, stage = walked(found)
-        replay = replayed(one.with_(**{name: found}), framework, version, *of, stage)
+        replay, replays = replayed(one.with_(**{name: found}), framework, version, *of, stage), replays + 1
         if replay > capacity:
+            free = max(2 * free, replay - capacity) if high[0] > low[0] else 0
             high = found, replay - bytes
             continue
-        is_highest = high[0] <= low[0]
-        low = found, replay - bytes
-        if is_highest:
+        low, free = (found, replay - bytes), 0
+        if high[0] <= low[0] or high[0] - low[0] <= max(unit, CLOSE * low[0]):
             break
     return low[0] // unit * unit
 

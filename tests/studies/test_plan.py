@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llmcalc import load
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
+from llmcalc.layouts.asked import Asked
 from llmcalc.run.layout import Layout
-from llmcalc.studies.plan import TOO_MUCH, Candidate, bubble, ranked
+from llmcalc.studies import fit_devices
+from llmcalc.studies.plan import TOO_MUCH, Candidate, Walks, bubble, ranked
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -119,6 +125,27 @@ def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
     assert found["largest"]["batch"] >= 1
     assert found["largest"]["users"] is None
     assert found["changes"] == []
+
+
+@pytest.mark.parametrize("beside", [0, 500, 2_900])
+def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, beside: int) -> None:
+    """A number that fits is named even where a line between two replays says too little of each between them."""
+    capacity, each = 10_000, 10
+
+    def replays(one: Any, *_: Any) -> int:
+        n: int = one.states.workload.batch
+        return each * n + (beside if n > 20 else 0)
+
+    def walks(one: Any, _: Any) -> Any:
+        return SimpleNamespace(needed=lambda *_: (each * one.states.workload.batch, 0))
+
+    monkeypatch.setattr(fit_devices, "replayed", replays)
+    monkeypatch.setattr(fit_devices, "walk_of", walks)
+    one = memory(load(SMALL).model, Settings("training", seq=128))
+    ask = fit_devices.Ask(Walks(one, "torch"), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
+    found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
+    right = (capacity - beside) // each
+    assert 0.95 * right <= found <= right
 
 
 @pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
