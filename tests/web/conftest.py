@@ -164,7 +164,7 @@ def same(visit: Open) -> Callable[[list[Question]], None]:
     """
 
     def compare(questions: list[Question]) -> None:
-        page = visit("presets.json", live=False, own=True, allowed="404")  # no Python of its own; and no icon
+        page = visit("presets.json", live=False, allowed="404")  # asks nothing itself; and has no icon
         page.evaluate(ASKED, questions)
         ours = [bridge().call(call, json.dumps(request)) for call, request in questions]
         theirs = page.evaluate("window.answers")

@@ -83,7 +83,7 @@ def test_the_browser_counts_the_same_shapes(same: Callable[[Any], None]) -> None
 
 @pytest.mark.browser
 def test_nothing_is_fetched_before_the_panels_are_seen(visit: Open) -> None:
-    page = visit(own=True)
+    page = visit()
     mine = "performance.getEntriesByType('resource').map(one => new URL(one.name).pathname)"
     files = {"/panels/shape.js", "/panels/presets.js", "/proportions.json"}
     assert not files & set(page.evaluate(mine))
