@@ -242,7 +242,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Run) -> None:
 
 @pytest.mark.browser
 def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Run) -> None:
-    page = visit(f"#m={quote(ODD)}&r.seq=256")  # in 4 stages
+    page = visit(f"#m={quote(ODD)}&r.seq=256&l.pp=2")
     seen(page, "cluster")
     words = shlex.split(page.locator("#cluster .command code").first.inner_text())[1:]
     said, near = run(*words).err.removeprefix("error: ").strip().split("; nearest layouts: ")
@@ -251,9 +251,26 @@ def test_an_impossible_layout_says_why_and_what_is_near(visit: Open, run: Run) -
     page.click("#cluster .near button")
     page.wait_for_selector("#cluster .ranks")
     shown(page, run, "cluster")
-    assert "l.pp_layout=2" in page.url
+    assert "l.pp_layout=" in page.url
     page.get_by_label("Without --pp-layout").click()
     page.wait_for_selector("#cluster .near")
+
+
+@pytest.mark.browser
+def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open, run: Run) -> None:
+    page = visit(f"#m={quote(ODD)},qwen3-0.6b,bert-base&r.seq=128")  # 9 layers in 4 stages; 28; no decoder
+    seen(page, "cluster")
+    shown(page, run, "cluster")
+    assert sorted(page.evaluate("window.llmcalc.cluster.layout.pp_layout")) == [2, 2, 2, 3]
+    assert "4 stages do not divide 9 layers" in page.inner_text("#cluster .instead")
+    page.locator(".chip button").nth(2).click()
+    page.wait_for_function("!document.querySelector('#cluster .instead')")
+    shown(page, run, "cluster")
+    assert "l." not in page.url
+    page.locator(".chip button").nth(4).click()
+    page.wait_for_selector("#cluster .instead")
+    shown(page, run, "cluster")
+    assert page.evaluate("window.llmcalc.cluster.framework.name") == "fsdp2"
 
 
 @pytest.mark.browser

@@ -43,7 +43,7 @@ const MARKS = { run: "r", steps: "n", layout: "l", plan: "p" }; // of a group, i
 /** Every setting before anybody has changed one. */
 export const starts = () => Object.fromEntries(Object.entries(FIELDS).map(([group, fields]) => [group, Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.start]))]));
 
-const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+export const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const said = (settings, group) => Object.entries(FIELDS[group]).filter(([name, field]) => field.usual === undefined || !same(settings[group][name], field.usual));
 
 /** What Python is given of these groups: every field that is not as usual. */

@@ -4,7 +4,7 @@ import { $, h } from "../dom.js";
 import { check, choice, command, line, number, style } from "../fields.js";
 import { bytes, gib, integer, joined, percent } from "../format.js";
 import { bar, fitting, legend, partsOf, PHASES, words } from "../held.js";
-import { FIELDS, layoutOf, options, request } from "../run.js";
+import { FIELDS, layoutOf, options, request, same, starts } from "../run.js";
 import { timetable } from "../schedule.js";
 import { asked, state, target } from "../state.js";
 
@@ -13,11 +13,14 @@ const GROUPS = { tp: "tensor (tp)", sp: "sequence (sp)", pp: "pipeline (pp)", cp
 const SENDS = { all_reduce: "sums for all", all_gather: "gathers", reduce_scatter: "sums, a part each", all_to_all: "exchanges", send: "sends" };
 const DIVIDED = { 0: "nothing", 1: "optimizer states", 2: "states, gradients", 3: "states, gradients, weights" };
 const LESS_COMMON = ["pp_layout", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch"]; // without a control of their own
+const NEAREST = "; nearest layouts: "; // in a message of the command line
 const ROWS = 10; // of a plan
 
 let made = null, view = null, answer = null, planned = null, width = 0;
+let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
 const layouts = asking("cluster", "cluster-status", (found, along) => {
+  if (found.error && unchanged() && same(along.model, asked(view.model.model))) return another(found.error, along.model);
   answer = { ...found, ...along };
   window.llmcalc.cluster = found.found?.cluster;
   paintAll();
@@ -68,6 +71,28 @@ function use(layout, micro) {
   $("cluster").scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
+const unchanged = () => same(state.layout, starts().layout);
+
+/** Goes on with a layout that the model may have, where nobody has asked for another than the first: the nearest, or, where
+    the framework does not have the model, FSDP2 over as many devices. */
+function another(error, model) {
+  const [why, near] = error.split(NEAREST), { framework, tp, pp, dp } = state.layout;
+  const layout = near ? layoutOf(near.split("; ")[0], framework) : layoutOf(`--zero 3 --dp ${tp * pp * dp}`, "fsdp2");
+  instead = { model, layout, why: why.replace(/^.*?: (?=--)/, "").replace(/; expected .*$/, "") };
+  Object.assign(state.layout, layout);
+  view.link();
+  ask();
+}
+
+/** Takes the layout back that another model was given in place of the first one. */
+function first() {
+  if (instead && (!same(instead.model, asked(view.model.model)) || !same(state.layout, instead.layout))) {
+    if (same(state.layout, instead.layout)) Object.assign(state.layout, starts().layout);
+    instead = null;
+    view.link();
+  }
+}
+
 /** What a plan or a link has set and has no control: each can be taken back. */
 function more() {
   const found = LESS_COMMON.filter((name) => JSON.stringify(state.layout[name]) !== JSON.stringify(FIELDS.layout[name].usual));
@@ -79,11 +104,12 @@ function more() {
 }
 
 function ask() {
+  first();
   const { model } = view, config = asked(model.model);
   for (const one of [...made.controls, ...made.plan]) one.update();
   more();
   made.line.write(command(model.model, "run", "steps", "layout"));
-  layouts.ask({ model: config, settings: request(state, "run", "steps"), layout: request(state, "layout") }, { title: model.title });
+  layouts.ask({ model: config, settings: request(state, "run", "steps"), layout: request(state, "layout") }, { title: model.title, model: config });
   drop();
 }
 
@@ -106,7 +132,7 @@ function askPlan() {
 
 /** A message of the command line; the layouts that it names as nearest are buttons. */
 function refusal(text) {
-  const [said, near] = text.split("; nearest layouts: ");
+  const [said, near] = text.split(NEAREST);
   if (!near) return [h("p", { class: "error" }, text)];
   return [h("p", { class: "error" }, said), h("p", { class: "near" }, "Nearest layouts: ", near.split("; ").map((one) => h("button", { type: "button", class: "offer", onclick: () => use(layoutOf(one, state.layout.framework)) }, h("code", {}, one))))];
 }
@@ -154,6 +180,7 @@ function paintAll() {
   const where = layout.pp > 1 ? `rank ${worst.rank} of stage ${worst.stage}` : `rank ${worst.rank}`;
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
+    instead ? h("p", { class: "quiet instead" }, `The page begins with another layout, which this model cannot have: ${instead.why}.`) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
     legend(parts, used.device_bytes, false), grid(used, layout),
     h("p", { class: "quiet" }, "Ranks that are not shown hold what those of their stage do."),
