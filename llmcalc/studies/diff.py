@@ -139,13 +139,31 @@ def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
         return
     written = [dict(_flat(description(one)["model"])) for one in (before, after)]
     old, new = (
-        dict(_flat(one.model.model_dump())) | own for one, own in zip((before, after), written, strict=True)
+        _with_sizes(dict(_flat(one.model.model_dump())) | own)
+        for one, own in zip((before, after), written, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*written[0], *written[1]]):
         if old.get(path) != new.get(path):
             yield Change(path, old.get(path), new.get(path))
     if before.dtype != after.dtype:
         yield Change("dtype", before.dtype, after.dtype)
+
+
+def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+    """With the sizes of heads that follow from others where a description leaves them out (see `Attention`)."""
+    found = dict(fields)
+    for path, heads in fields.items():
+        attention, _, name = path.rpartition(".")
+        if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
+            continue
+        above = (attention.rsplit(".", cut)[0] for cut in range(1, attention.count(".") + 1))
+        widths = (fields[key] for key in (*(f"{one}.hidden_size" for one in above), "hidden_size") if fields.get(key))
+        sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
+        for size in (*sizes, "v_head_dim"):
+            key = f"{attention}.{size}"
+            if key in found and found[key] is None:
+                found[key] = sizes[size] if size in sizes else found[f"{attention}.head_dim"]
+    return found
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

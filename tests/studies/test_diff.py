@@ -56,6 +56,13 @@ def test_fields_have_their_defaults() -> None:
     assert fields["decoder.block.attention.qk_norm.norm.type"] == (None, "rmsnorm")
 
 
+def test_a_size_that_is_left_out_is_the_one_that_follows() -> None:
+    assert [one.name for one in between("llama3-8b", "llama3.1-8b").fields] == ["max_position_embeddings"]
+    fields = {one.name: (one.before, one.after) for one in between("gpt2", "llama3-8b").fields}
+    assert fields["decoder.block.attention.head_dim"] == (64, 128)  # GPT-2 has 768 / 12
+    assert fields["decoder.block.attention.num_key_value_heads"] == (12, 8)
+
+
 def test_the_order_turns_every_sign() -> None:
     there, back = between("llama3-8b", "qwen3-8b"), between("qwen3-8b", "llama3-8b")
     assert {one.name: one.change for one in there.quantities} == {one.name: -one.change for one in back.quantities}
