@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+from ..costs.optimizers import ALIASES
 from ..kernels.autograd import Graph
 from ..kernels.meter import Meter
 from ..kernels.tensor import DTYPES, FLOAT32, empty
@@ -23,8 +24,9 @@ from .training import Training
 class Elements(NamedTuple):
     """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts.
 
-    root: of them, those in no layer. layer: of the largest layer. largest: of the largest tensor. whole: by how many
-    gradients have more than their weights (`Divided.looked_up`).
+    root: of them, those in no layer. layer: of the largest layer. largest: of the largest tensor; inner: of the largest
+    in a layer; matrix: of the largest in a layer that is not of experts. whole: by how many gradients have more than
+    their weights (`Divided.looked_up`).
     """
 
     dense: int
@@ -32,6 +34,8 @@ class Elements(NamedTuple):
     root: int = 0
     layer: int = 0
     largest: int = 0
+    inner: int = 0
+    matrix: int = 0
     whole: int = 0
 
 
@@ -75,18 +79,22 @@ def around_of(framework: Framework, how: Training, trained: float = 1) -> Around
             _of_fsdp2, step_of(replace(how, dtype=shards, master=False)), width, DTYPES[shards].bytes, trained
         )
     if framework == "deepspeed":
-        return partial(_of_deepspeed, step_of(how), width)
+        return partial(_of_deepspeed, step_of(how, flat=True), width)
     return partial(_of_torch, step_of(how), width * trained)
 
 
 class Step(NamedTuple):
-    """Bytes that an optimizer's step takes for a moment: of each parameter, and of each element of the largest tensor.
+    """Bytes that an optimizer's step takes for a moment: of each parameter, of each element of the largest tensor, and
+    of the one beside it, whose turn may not be over.
 
-    copied: of them, those of the copy of each element of a gradient. kept: bytes of that element itself.
+    by_adamw: of each parameter that is no matrix in a layer, where these are updated first (Muon); None where all are
+    alike. copied: of `each`, those of the copy of each element of a gradient. kept: bytes of that element itself.
     """
 
     each: float = 0
     largest: float = 0
+    beside: float = 0
+    by_adamw: float | None = None
     copied: int = 0
     kept: int = 0
 
@@ -94,27 +102,34 @@ class Step(NamedTuple):
         """Those of a rank. divided: whether ranks share out the step."""
         dense, experts = sum(one.dense for one in own), sum(one.experts for one in own)
         shards, expert_shards = (layout.shards, layout.expert_shards) if divided else (1, 1)
-        largest, whole = max(one.largest for one in own), sum(one.whole for one in own)
-        each = self.each * (dense / shards + experts / expert_shards) + self.largest * largest / shards
-        return round(each + (self.copied + self.kept) * whole / shards)
+        each, whole = self.each * (dense / shards + experts / expert_shards), sum(one.whole for one in own)
+        if self.by_adamw is None:
+            turn = self.largest * max(one.largest for one in own) + self.beside * max(one.inner for one in own)
+        else:
+            others = sum(one.root for one in own) + experts
+            turn = max((self.largest + self.beside) * max(one.matrix for one in own), self.by_adamw * others)
+        return round(each + turn / shards + (self.copied + self.kept) * whole / shards)
 
 
 SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def step_of(how: Training) -> Step:
-    """What the step of an optimizer takes, measured on two matrices, as one may outlive its turn, and on three."""
+def step_of(how: Training, flat: bool = False) -> Step:
+    """What the step of an optimizer takes, measured on one matrix, on two, as one may outlive its turn, and on three.
+
+    flat: whether a rank's part of all parameters is one tensor, without rows.
+    """
     if how.optimizer_in_backward or how.adapters is not None:  # little: one tensor, or adapters alone
         return Step()
     dtype, elements = DTYPES[how.dtype], SIDE * SIDE
     gradient_type = how.gradient_dtype or dtype
     has_copies = how.master and FLOAT32 not in (dtype, gradient_type)
 
-    def taken(count: int) -> int:
+    def taken(count: int, matrix: bool = not flat) -> int:
         meter = Meter()
-        graph, shape = Graph(meter), (SIDE, SIDE)
-        trained = [Trained(empty(meter, shape, FLOAT32 if how.master else dtype), matrix=True) for _ in range(count)]
+        graph, shape = Graph(meter), (elements,) if flat else (SIDE, SIDE)
+        trained = [Trained(empty(meter, shape, FLOAT32 if how.master else dtype), matrix) for _ in range(count)]
         gradients = [empty(meter, shape, gradient_type) for _ in trained]
         before = 0
         for _ in range(2):  # the second time states are there already
@@ -127,10 +142,16 @@ def step_of(how: Training) -> Step:
                 one.gradient = None
         return meter.peak - before
 
-    two, three = taken(2), taken(3)
-    each = max(0, three - two)
-    copied = FLOAT32.bytes if has_copies else 0
-    return Step(each / elements, max(0, two - 2 * each) / elements, copied, gradient_type.bytes)
+    copied, kept = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    if flat:
+        return Step(taken(1) / elements, copied=copied, kept=kept)
+    one, two, three = (taken(count) / elements for count in (1, 2, 3))
+    each = max(0.0, three - two)
+    largest = max(0.0, one - each)
+    beside, by_adamw = max(0.0, two - 2 * each - largest), None
+    if ALIASES.get(how.optimizer, how.optimizer) == "muon":
+        by_adamw = max(0.0, taken(1, matrix=False) / elements - each)
+    return Step(each, largest, beside, by_adamw, copied, kept)
 
 
 def _of_torch(step: Step, each: float, layout: Layout, own: Sequence[Elements]) -> Around:
@@ -184,6 +205,7 @@ def _of_deepspeed(step: Step, width: int, layout: Layout, own: Sequence[Elements
     if layout.zero == 3:
         at_once = min(1, settings.sub_group_size / max(1, part))
         live = width * min(settings.stage3_max_live_parameters, whole)
+        taken = max(taken, (step.copied + step.kept) * part)  # gradients are put side by side, and copied, before it
         return Around(stays=buffer, passes=live, step=round(at_once * taken))
     tensors = max(part, *(one.largest for one in own))  # whole ones, of which a rank may step with a part
     if layout.zero == 2:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import times
+from ..costs.optimizers import bytes_of, in_a_layer
 from ..costs.params import total_of
 from ..flow.program import Scope
 from ..kernels.meter import Meter
@@ -111,11 +112,15 @@ class Passes(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """Bytes of each parameter: of the weights, the gradients and the optimizer."""
+    """Bytes of each parameter: of the weights, the gradients and the optimizer.
+
+    others: of the optimizer, how many more a parameter has that is no matrix in a layer (Muon leaves these to AdamW).
+    """
 
     weights: float
     gradients: float
     optimizer: float
+    others: float = 0
 
     @staticmethod
     def of(one: Memory, framework: Framework) -> Bytes:
@@ -131,6 +136,10 @@ class Bytes(NamedTuple):
         if framework == "fsdp2" and use.has_master:  # the shards are the master weights, and gradients are as wide
             wide = use.master_weights / n
             return Bytes(wide, wide, (use.weights + use.gradients + optimizer) / n - wide)
+        name = "" if use.optimizer is None or one.settings.lora_rank is not None else use.optimizer.name
+        if use.optimizer is not None and (name == "muon" or (name == "adafactor" and framework == "deepspeed")):
+            state, master = bytes_of(1, use.optimizer.dtype), use.master_weights / n  # a flat part has no rows
+            return Bytes(use.weights / n, use.gradients / n, state + master, others=state if name == "muon" else 0)
         return Bytes(use.weights / n, use.gradients / n, (optimizer + use.master_weights) / n)
 
 
@@ -204,7 +213,8 @@ class Walk:
             left = max(0, around.before - one.saved // max(1, len(stage.layers)))  # when its own tensors are gone
             return max(one.late, one.layer + around.layer + left) + around.late
 
-        if self.frees_gradients and layout.pp == micro_batches == 1:  # the backward pass makes all gradients
+        all_fly = flying.whole == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
+        if self.frees_gradients and all_fly:  # the first backward pass makes all gradients
             ((stage,), (one,), (of,)) = own, passes, elements
             without, most_late = self.static(layout, stage, gradients_only=True), late(one, stage)
             # Those of the last layer come first, and of a tied head with it.
@@ -224,10 +234,10 @@ class Walk:
     def static(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
         elements = self.elements(layout, stage)
-        weights, gradients, optimizer = self.each
+        weights, gradients, optimizer, others = self.each
         if gradients_only:
-            weights = optimizer = 0
-        total = 0.0
+            weights = optimizer = others = 0
+        total = others * (elements.root + elements.experts)
         for n, shards in ((elements.dense, layout.shards), (elements.experts, layout.expert_shards)):
             total += n * weights / (shards if layout.zero == 3 else 1)
             total += n * gradients / (shards if layout.zero >= 2 else 1)
@@ -243,6 +253,7 @@ class Walk:
             tree = rank_program(self.spec, whole, 0, stage).node()
             places = [one for one in tree.walk() if not one.optional or one.optional in self.include]
             layers = [one for one in places if one.node.name == "layers"]
+            inner = [one for one in places if in_a_layer(one)]
             total = tree.total(total_of, include=self.include)
             in_layers = sum(one.total(total_of, self.include) for one in layers)
             self._elements[key] = Elements(
@@ -251,6 +262,8 @@ class Walk:
                 total - in_layers,
                 max((one.each(total_of, self.include) for one in layers), default=0),
                 max(one.own(total_of) for one in places),
+                max((one.own(total_of) for one in inner), default=0),
+                max((one.own(total_of) for one in inner if not isinstance(one.node.op, ExpertLinear)), default=0),
             )
         found = self._elements[key]
         return found._replace(dense=found.dense - found.experts, experts=found.experts // layout.ep)

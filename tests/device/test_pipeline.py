@@ -97,6 +97,8 @@ WALKED = [
     ("torch", Layout(pp=2, dp=2), {"recompute": "full"}),
     ("torch", Layout(dp=2), {"optimizer": "adamw-8bit"}),
     ("torch", Layout(), {"optimizer": "sgd", "precision": "bf16"}),
+    ("torch", Layout(), {"optimizer": "muon"}),
+    ("torch", Layout(pp=2), {"optimizer": "adafactor"}),
     ("torch", Layout(dp=2), ADAPTERS),
     ("fsdp2", Layout(dp=4, zero=3), {}),
     ("fsdp2", Layout(dp=4, zero=3), ADAPTERS),
@@ -108,6 +110,8 @@ WALKED = [
     ("deepspeed", Layout(dp=4, zero=1), ADAPTERS),
     ("deepspeed", Layout(dp=4, zero=2), {}),
     ("deepspeed", Layout(dp=4, zero=3), {"recompute": "full"}),
+    ("deepspeed", Layout(dp=4, zero=3), {"optimizer": "adafactor"}),
+    ("deepspeed", Layout(dp=4, zero=3), {"optimizer": "adamw-8bit"}),
 ]
 
 
@@ -121,6 +125,18 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
     assert walked - one.runtime.context == pytest.approx(most, rel=near)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 2), (4, 4)])
+def test_gradients_come_while_activations_go(stages: int, micro_batches: int) -> None:
+    """On a rank on which every micro-batch is in flight before its first backward pass. Of Muon's kinds of states the
+    first and last stages have more.
+    """
+    spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
+    one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
+    walked, _ = walk_of(one, "torch").needed(layout, micro_batches)
+    found = [point for each in Cluster(one, layout, "torch").by_rank for point in each.device.timeline]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
 
 
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
