@@ -42,18 +42,25 @@ class Elements(NamedTuple):
 class Around(NamedTuple):
     """Bytes that a rank holds beside its passes, and beside what each parameter takes.
 
-    stays: all the time. passes: during them. late: of a backward pass too, from its first gradient on. again: of all
-    passes too but those of the first micro-batch. layer: of a layer's backward pass too. before: of it too, left by the
-    layer that ran before. after: when a backward pass has ended. end: after the last one of a step, when gradients are
-    divided. step: for a moment in the optimizer's step.
+    stays: all the time. passes: during them. Of passes too: outside, where no layer runs, less if negative; gathers and
+    sums, when the layers have run and the head has not, or no longer; late, of a backward pass from its first gradient
+    on; again, of all but those of the first micro-batch; layer, of a layer's backward pass; before, of it too, left by
+    the layer that ran before; last, of the last layer's too, left by the head.
+    begin: when a forward pass begins. after: when a backward pass has ended. end: after the last one of a step, when
+    gradients are divided. step: for a moment in the optimizer's step.
     """
 
     stays: int = 0
     passes: int = 0
+    outside: int = 0
+    gathers: int = 0
+    sums: int = 0
+    begin: int = 0
     late: int = 0
     again: int = 0
     layer: int = 0
     before: int = 0
+    last: int = 0
     after: int = 0
     end: int = 0
     step: int = 0
@@ -67,17 +74,17 @@ def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
     return Around()
 
 
-def around_of(framework: Framework, how: Training, trained: float = 1) -> Arounds:
+def around_of(framework: Framework, how: Training, trained: float = 1, splits: bool = False) -> Arounds:
     """What a framework holds. FSDP2's shards are their own master weights.
 
     how: what its modules compute in. trained: the share of the parameters that is trained, all by default.
+    splits: as of `Fsdp`, for FSDP2.
     """
     width = DTYPES[how.dtype].bytes
     if framework == "fsdp2":
         shards = FLOAT32.name if how.master else how.dtype
-        return partial(
-            _of_fsdp2, step_of(replace(how, dtype=shards, master=False)), width, DTYPES[shards].bytes, trained
-        )
+        step = step_of(replace(how, dtype=shards, master=False))
+        return partial(_of_fsdp2, step, width, DTYPES[shards].bytes, trained, splits)
     if framework == "deepspeed":
         return partial(_of_deepspeed, step_of(how, flat=True), width)
     return partial(_of_torch, step_of(how), width * trained)
@@ -160,10 +167,13 @@ def _of_torch(step: Step, each: float, layout: Layout, own: Sequence[Elements]) 
     return Around(stays=buckets, step=step.bytes(layout, own, divided=False))
 
 
-def _of_fsdp2(step: Step, width: int, shard: int, trained: float, layout: Layout, own: Sequence[Elements]) -> Around:
-    """shard: bytes of an element that is kept. trained: as of `around_of`.
+def _of_fsdp2(
+    step: Step, width: int, shard: int, trained: float, splits: bool, layout: Layout, own: Sequence[Elements]
+) -> Around:
+    """shard: bytes of an element that is kept. trained, splits: as of `around_of`.
 
-    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole. A layer's
+    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole, or embedding
+    and head, of one size, are gathered by themselves. Only the last layer is whole while none runs. A layer's
     gradients are whole until its backward pass ends, and what is summed, in fp32, until the next one's does. In a
     pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
     next forward pass.
@@ -178,8 +188,21 @@ def _of_fsdp2(step: Step, width: int, shard: int, trained: float, layout: Layout
     gathered, wide = width * (root + 2 * layer), FLOAT32.bytes
     if layout.pp == 1:
         grown, summed = round(trained * width * layer), round(trained * wide * layer)
-        ended = round(width * root * (1 + trained))
-        return Around(passes=gathered, layer=grown, before=summed, end=ended, step=taken)
+        alone = root // 2 if splits else root
+        passes = width * (2 * layer + (0 if splits else root))
+        sums, head = trained * (width + wide) * alone, trained * wide * alone if splits else 0
+        return Around(
+            passes=passes,
+            outside=width * (layer + alone) - passes,
+            gathers=max(width * layer, 2 * width * (layer + alone) - passes if splits else 0),
+            sums=round(sums + head / layout.shards) + width * layer - passes if splits else 0,
+            begin=2 * width * (alone if splits else root + layer),
+            layer=grown,
+            before=summed,
+            last=round(head),
+            end=round(max(width * alone * (1 + trained), sums)),
+            step=taken,
+        )
     whole = sum(one.dense + one.experts for one in own)
     stays = round(width * whole * min(1, ACTIVE / layout.vpp))
     gradients = round(trained * whole * (wide - shard / layout.shards))

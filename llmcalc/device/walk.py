@@ -37,6 +37,11 @@ STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
+def in_layers(path: str) -> bool:
+    """Whether a module of that path is in a layer, or is one."""
+    return "layers" in path.split(".")
+
+
 class Most(NamedTuple):
     """The most bytes of a pass, by the path of the module that ran.
 
@@ -88,17 +93,39 @@ class Passes(NamedTuple):
     @property
     def early(self) -> int:
         """The most before any parameter has its gradient."""
-        return max(self.forward.bytes, self.backward.by_path.get("loss", 0))
+        return max(self.upwards, self.loss)
 
     @property
     def late(self) -> int:
         """The most from then on."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if path != "loss"), default=0)
+        return max(self.layer, self.head)
+
+    @property
+    def upwards(self) -> int:
+        """The most of a layer's forward pass."""
+        return max((bytes for path, bytes in self.forward.by_path.items() if in_layers(path)), default=0)
+
+    @property
+    def loss(self) -> int:
+        """The most around the loss: of the forward pass after the layers or before them, and of the loss's backward."""
+        outside = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
+        return max(self.backward.by_path.get("loss", 0), *outside, 0)
+
+    @property
+    def between(self) -> int:
+        """What is kept when the layers have run and the head has not, or no longer."""
+        return min(self.saved, self.forward.by_path.get("norm", self.saved))
+
+    @property
+    def head(self) -> int:
+        """The most of the backward pass outside of layers, but for the loss."""
+        items = self.backward.by_path.items()
+        return max((bytes for path, bytes in items if path != "loss" and not in_layers(path)), default=0)
 
     @property
     def layer(self) -> int:
         """The most of a layer's backward pass."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if "layers" in path.split(".")), default=0)
+        return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
 
     def grown(self, more: Passes, times: int) -> Passes:
         """With `times` more layers than this has; `more` has one more."""
@@ -209,26 +236,34 @@ class Walk:
         around = self.around(layout, elements)
         again = around.again if micro_batches > 1 else 0
 
-        def late(one: Passes, stage: Stage) -> int:
+        def early(one: Passes) -> int:
+            return max(one.upwards, one.loss + around.outside, one.between + around.gathers)
+
+        def head(one: Passes) -> int:
+            return max(one.head + around.outside, one.between + around.sums) + around.late
+
+        def layer(one: Passes, stage: Stage) -> int:
             left = max(0, around.before - one.saved // max(1, len(stage.layers)))  # when its own tensors are gone
-            return max(one.late, one.layer + around.layer + left) + around.late
+            return one.layer + around.layer + max(left, around.last) + around.late
 
         all_fly = flying.whole == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
         if self.frees_gradients and all_fly:  # the first backward pass makes all gradients
             ((stage,), (one,), (of,)) = own, passes, elements
-            without, most_late = self.static(layout, stage, gradients_only=True), late(one, stage)
-            # Those of the last layer come first, and of a tied head with it.
-            head = round(without * min(of.root, of.largest) / (of.dense + of.experts))
-            last = max(one.early - without, most_late - without + head, most_late - one.saved) - one.saved
+            without, of_layer = self.static(layout, stage, gradients_only=True), layer(one, stage)
+            # Those of the head come first, of the first layer last.
+            first = round(without * min(of.root, of.largest) / (of.dense + of.experts))
+            from_here = max(head(one), of_layer) - without + first
+            last = max(early(one) - without, from_here, of_layer - one.saved) - one.saved
         else:
             last = max(
-                max(one.early + again, late(one, stage)) - one.saved
+                max(early(one) + again, head(one), layer(one, stage)) - one.saved
                 for one, stage, count in zip(passes, own, flying.whole, strict=True)
                 if count
             )
         stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
         before = most - min(one.saved for one in passes)
-        moments = most + last + around.passes, before + around.after, around.end, around.step
+        after = max(around.after, around.begin)
+        moments = most + last + around.passes, before + after, around.end, around.step
         return self.beside + stays + around.stays + max(moments)
 
     def static(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:

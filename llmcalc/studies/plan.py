@@ -188,8 +188,11 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     how = one.settings.training(one.states, include)
     beside = one.runtime.context + THREADS * one.runtime.workspace
     trained = one.states.trained / one.states.count.total
-    around, frees = around_of(framework, how, trained), not how.keeps_gradients
-    ran = called(one.spec, how)[0] if framework == "fsdp2" else cast(how) if framework == "deepspeed" else how
+    ran, splits = cast(how) if framework == "deepspeed" else how, False
+    if framework == "fsdp2":
+        ran, calls = called(one.spec, how)
+        splits = calls.splits
+    around, frees = around_of(framework, how, trained, splits), not how.keeps_gradients
     return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees)
 
 

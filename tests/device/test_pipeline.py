@@ -139,6 +139,15 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
 
 
+@pytest.mark.parametrize(("seq", "given"), [(128, {}), (1024, ADAPTERS), (4096, {"recompute": "full"})])
+def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dict[str, Any]) -> None:
+    spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
+    one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
+    walked, _ = walk_of(one, "fsdp2").needed(layout, 4)
+    found = [point for each in Cluster(one, layout, "fsdp2").by_rank for point in each.device.timeline]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
+
+
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
     spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
     walk = walk_of(memory(spec, Settings("training", seq=256)), "torch")
