@@ -2,9 +2,10 @@
 
     python docs/build.py [FOLDER]        site/ if no folder is given
 
-Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn, the reference is
-written from the program, and links that lead out of docs/ become text. Afterwards the switch of languages of each page
-is led to the same page in the other language, which has the same path in its folder.
+Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn with the words of the
+language's labels.toml, the reference is written from the program, and links that lead out of docs/ become text.
+Afterwards the switch of languages of each page is led to the same page in the other language, which has the same path
+in its folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ COMMENT = re.compile(r"<!-- [^>]* -->\n+")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 CHINESE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”"  # characters and their punctuation
 BROKEN = re.compile(f"(?<=[{CHINESE}])\n *(?=[{CHINESE}])|(?<=[，。；：、])\n *(?=[\\w`\\[(*])(?!\\d+\\. |`{{3}}|\\* )")
+WRITTEN = re.compile(r"(<text\b[^>]*>)([^<]+)(?=</text>)")
 SWITCH = re.compile(r'(<a href=")([^"]*)(" hreflang="([^"]*)")')
 
 
@@ -46,7 +48,27 @@ def owner(path: Path, folders: Iterable[Path]) -> Path:
     return max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
 
 
-def drawn(command: str, page: Path, count: int) -> str:
+def labels_of(source: Path) -> dict[str, str]:
+    """What a language's pages have in the place of words in plots, if they have other words."""
+    file = source / "labels.toml"
+    return tomllib.loads(file.read_text()) if file.exists() else {}
+
+
+def relabelled(picture: str, labels: Mapping[str, str]) -> str:
+    """The plot with those words in the place of its own; {} stands for a number in both."""
+
+    def one(match: re.Match[str]) -> str:
+        text = match[2].strip()
+        number = re.search(r"\d+", text)
+        other = labels.get(text)
+        if other is None and number is not None:
+            other = labels.get(f"{text[: number.start()]}{{}}{text[number.end() :]}", text).replace("{}", number[0])
+        return match[1] + (text if other is None else other)
+
+    return WRITTEN.sub(one, picture)
+
+
+def drawn(command: str, page: Path, count: int, labels: Mapping[str, str]) -> str:
     """Draws a plot beside a page, and returns its Markdown."""
     from llmcalc.cli.main import main
 
@@ -59,6 +81,8 @@ def drawn(command: str, page: Path, count: int) -> str:
             raise RuntimeError(f"{command}: exit code {end.code}") from None
     finally:
         sys.argv = before
+    if labels:
+        picture.write_text(relabelled(picture.read_text(), labels))
     return f"![{command}]({picture.name})\n\n`{command} -o {picture.name}`"
 
 
@@ -86,8 +110,8 @@ def prepared(source: Path, page: Path, folder: Path) -> str:
     """A page as the site has it."""
     text = VALUE.sub(r"\1", source.read_text())
     text = OUTPUT.sub(lambda m: f"```text\n$ {m[1]}\n", text)
-    plots = iter(range(1, 100))
-    text = PLOT.sub(lambda m: drawn(m[1], page, next(plots)), text)
+    plots, labels = iter(range(1, 100)), labels_of(folder)
+    text = PLOT.sub(lambda m: drawn(m[1], page, next(plots), labels), text)
     text = COMMENT.sub("", text)
     return joined(linked(text, source, folder))
 

@@ -238,7 +238,7 @@ class AttentionKernels(LinearKernels):
         self.node("scores", (q, k), [raw], of_scores, q, k)
         del before, q, k
         one = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
-        shares = self.softmax(raw) if one else self.unfused_softmax(raw)
+        shares = self.fused_softmax(raw) if one else self.unfused_softmax(raw)
         if mask is not None:
             shares = self.filled(shares, mask)
         del mask
@@ -263,8 +263,16 @@ class AttentionKernels(LinearKernels):
             self.graph, "repeat", (x,), self.graph.new(shape, dtype), lambda g, _: (self.graph.new(own, dtype),)
         )
 
+    def fused_softmax(self, raw: Tensor) -> Tensor:
+        """ScaledMaskedSoftmax keeps its result. Its gradient is written over the one that comes: the kernels of
+        Megatron-LM do so, and those of Transformer Engine up to 2.17.1 (csrc/extensions/softmax.cpp).
+        """
+        out = self.graph.new(raw.shape, raw.dtype)
+        self.node("softmax", (raw,), [out], lambda kept, g, needs: [g], out)
+        return out
+
     def softmax(self, raw: Tensor) -> Tensor:
-        """ScaledMaskedSoftmax keeps its result."""
+        """torch's softmax keeps its result."""
         graph, shape = self.graph, raw.shape
         out = graph.new(shape, raw.dtype)
         self.node("softmax", (raw,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], out)
