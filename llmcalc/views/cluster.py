@@ -9,6 +9,7 @@ from typing import Any
 from .. import units
 from ..costs.resident import Fit
 from ..device.cluster import Cluster, RankMemory
+from ..run.capacity import CAPACITY, DROPLESS
 from ..run.layout import stages
 from ..sources.launch.launch import Launch
 from ..sources.preset import Preset
@@ -260,6 +261,10 @@ def _notes(found: Cluster, assumed: str) -> list[str]:
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
     if not found.trains:
         notes = [*_serving_notes(found), *notes]
+    capped = getattr(found.own, "moe_expert_capacity_factor", None) or found.settings.moe not in (None, DROPLESS)
+    if found.trains and found.layout.ep > 1 and not capped:
+        uneven = "" if found.own is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+        notes.append(f"the experts of each rank get an even share of the rows{uneven}")
     if found.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if found.reserved_band is not None:

@@ -57,6 +57,16 @@ def test_options_say_what_a_file_without_a_model_does_not(run: Any) -> None:
     assert (code, "expected no such option" in err) == (2, True)
 
 
+def test_ranks_whose_experts_get_more_rows_than_others(run: Any) -> None:
+    """A note says that rows are taken to be even, and which option asks for more; who asks is not told so."""
+    mixture = "olmoe-1b-7b?num_hidden_layers=2"
+    words = (mixture, "--phase", "training", "--seq", "256", "--ep", "4", "--dp", "4", "--framework", "megatron")
+    even, more = (asked(run, *words, "--hardware", "h100", *moe) for moe in ((), ("--moe", "capacity:1.5")))
+    assert [note for note in even["notes"] if "--moe capacity:1.5" in note]
+    assert not [note for note in more["notes"] if "even share" in note]
+    assert more["memory"]["by_kind"]["activations"] > even["memory"]["by_kind"]["activations"]
+
+
 def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     words = ("--phase", "training", "--seq", "64", "--pp", "2", "--num-microbatches", "2", "--hardware", "h100")
     _, out, _ = run("memory", SMALL, *words)
