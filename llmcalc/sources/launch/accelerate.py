@@ -6,14 +6,15 @@ Source: accelerate 1.x, commands/config and utils/dataclasses.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, shown
+from ...run.deepspeed import DeepSpeedSettings
 from ...run.layout import Layout, Zero
-from .deepspeed import read_into
+from ...run.titan import TitanSettings
+from .deepspeed import Found, read_into
 from .fsdp_words import computing, fsdp_layout, summing
-from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
+from .launch import Framework, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
 from .trainer import Fetch, Table, fetched
 
 ACCELERATE_SIGNS = ("distributed_type", "compute_environment", "fsdp_config", "megatron_lm_config", "num_processes")
@@ -46,26 +47,22 @@ def read_accelerate(
 
     Raises `InputError`, which names file and key.
     """
-    reading = Reading(where, allow_unknown)
-    try:
+    with reading_of(where, allow_unknown) as reading:
         return _accelerate(reading, data, world_size, fetch)
-    except InputError as error:
-        raise with_file(where, error) from None
 
 
 def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fetch | None) -> Launch:
     reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
     unknown_keys(reading, data, (*ACCELERATE_READ, *ACCELERATE_IGNORED), "", "no key that is known")
-    world = world_size
-    if world is None:
-        world = size_of(reading, "num_processes", data["num_processes"]) if data.get("num_processes") else 1
-        if not data.get("num_processes"):
-            reading.notes.append("1 device is assumed; --world-size says another number")
+    if world_size is None and data.get("num_processes"):
+        world_size = size_of(reading, "num_processes", data["num_processes"])
+    world = reading.devices(world_size)
     machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
     kind = str(data.get("distributed_type", "NO")).upper()[:40]
     words: dict[str, Any] = {"phase": "training", **_mixed(reading, data)}
     framework: Framework = "torch"
-    layout, own = Layout(dp=world), None
+    layout = Layout(dp=world)
+    own: DeepSpeedSettings | TitanSettings | None = None
     if data.get("gradient_accumulation_steps") is not None:
         steps = size_of(reading, "gradient_accumulation_steps", data["gradient_accumulation_steps"])
         words["num_microbatches"] = steps
@@ -80,7 +77,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
     elif kind == "DEEPSPEED":
         inner = _accelerate_deepspeed(reading, data, world, words, fetch)
         words = {**{key: value for key, value in words.items() if key != "precision"}, **inner.settings}
-        framework, layout, own = inner.framework, inner.layout, inner.own
+        framework, layout, own = "deepspeed", inner.layout, inner.own
     elif kind == "MEGATRON_LM":
         layout = _megatron_layout(reading, _table(reading, data, "megatron_lm_config"), world, words)
         framework = "megatron"
@@ -88,18 +85,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
         raise reading.wrong(
             "distributed_type", f"{shown(kind)}; expected NO, MULTI_GPU, FSDP, DEEPSPEED or MEGATRON_LM"
         )
-    reading.check_unknown()
-    return Launch(
-        where=reading.where,
-        kind="accelerate",
-        framework=framework,
-        layout=layout,
-        settings=words,
-        own=own,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
-    )
+    return reading.launch("accelerate", framework, layout=layout, settings=words, own=own)
 
 
 def _table(reading: Reading, data: Table, name: str) -> Table:
@@ -138,7 +124,7 @@ PLUGIN_IGNORED = frozenset(
 )
 
 
-def _accelerate_deepspeed(reading: Reading, data: Table, world: int, words: Table, fetch: Fetch | None) -> Launch:
+def _accelerate_deepspeed(reading: Reading, data: Table, world: int, words: Table, fetch: Fetch | None) -> Found:
     table = _table(reading, data, "deepspeed_config")
     at = "deepspeed_config"
     reading.ignored += [f"{at}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
@@ -160,11 +146,11 @@ def _accelerate_deepspeed(reading: Reading, data: Table, world: int, words: Tabl
     return _without_batch(read_into(reading, made, world, half), made)
 
 
-def _without_batch(launch: Launch, config: Table) -> Launch:
-    """A launch without the size of a micro-batch where the config leaves it to the script."""
+def _without_batch(found: Found, config: Table) -> Found:
+    """What a config says, without the size of a micro-batch where it leaves that to the script."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
-        return launch
-    return replace(launch, settings={key: value for key, value in launch.settings.items() if key != "batch"})
+        return found
+    return found._replace(settings={key: value for key, value in found.settings.items() if key != "batch"})
 
 
 MEGATRON_READ = frozenset(

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from ...errors import InputError, shown
+from ...errors import shown
 from ...run.deepspeed import NOT_MODELLED, DeepSpeedSettings
 from ...run.layout import Layout
-from .launch import LARGEST, Launch, Reading, flag_value, size_of, unknown_keys, with_file
+from .launch import LARGEST, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
 
 AUTO = "auto"
 
@@ -87,24 +87,26 @@ def read_deepspeed(
     trainer: the Trainer's settings that "auto" values have: batch, num_microbatches, bf16, fp16. By default its own
     defaults. Raises `InputError`, which names file and key.
     """
-    reading = Reading(where, allow_unknown)
-    try:
-        launch = read_into(reading, data, world_size, trainer or {})
-        reading.check_unknown()
-    except InputError as error:
-        raise with_file(where, error) from None
-    return launch
+    with reading_of(where, allow_unknown) as reading:
+        found = read_into(reading, data, world_size, trainer or {})
+        return reading.launch("deepspeed", "deepspeed", layout=found.layout, settings=found.settings, own=found.own)
 
 
-def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None, trainer: Mapping[str, Any]) -> Launch:
+class Found(NamedTuple):
+    """What a config says: fields of `Launch`."""
+
+    layout: Layout
+    settings: dict[str, Any]
+    own: DeepSpeedSettings
+
+
+def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None, trainer: Mapping[str, Any]) -> Found:
     """Reads a config for a reading that others share."""
     for key in data:
         if key in IGNORED or str(key).startswith("_"):
             reading.ignored.append(key)
     unknown_keys(reading, data, (*READ, *reading.ignored), "", "no key that is known")
-    world = world_size or 1
-    if world_size is None:
-        reading.notes.append("1 device is assumed; --world-size says another number")
+    world = reading.devices(world_size)
     zero = _own(reading, data)
     words: dict[str, Any] = {"phase": "training", **_batches(reading, data, world, trainer)}
     words |= _precision(reading, data, trainer)
@@ -115,17 +117,7 @@ def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None,
     tp = _table(reading, data, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
-    return Launch(
-        where=reading.where,
-        kind="deepspeed",
-        framework="deepspeed",
-        layout=Layout(dp=world, zero=zero.stage or 0),
-        settings=words,
-        own=zero,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
-    )
+    return Found(Layout(dp=world, zero=zero.stage or 0), words, zero)
 
 
 def _table(reading: Reading, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -75,15 +76,41 @@ class Reading:
         """The error of one field."""
         return InputError(f"{self.where}: {name}: {text}")
 
+    def devices(self, world_size: int | None) -> int:
+        """How many devices are asked for: of a file that does not say it, one, which is noted."""
+        if world_size is None:
+            self.notes.append("1 device is assumed; --world-size says another number")
+        return world_size or 1
+
+    def launch(self, kind: FileKind, framework: Framework, **found: Any) -> Launch:
+        """The run, with what has been found on the way. found: further fields of `Launch`.
+
+        Raises `InputError` for what is not understood, as `check_unknown` does.
+        """
+        self.check_unknown()
+        return Launch(
+            where=self.where,
+            kind=kind,
+            framework=framework,
+            unknown=self.unknown,
+            ignored=tuple(self.ignored),
+            notes=tuple(self.notes),
+            **found,
+        )
+
 
 MOST_LISTED = 12
 """Arguments that one message lists."""
 
 
-def with_file(where: str, error: InputError) -> InputError:
-    """The error with the file's name before it."""
-    text = str(error)
-    return error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")
+@contextmanager
+def reading_of(where: str, allow_unknown: bool) -> Iterator[Reading]:
+    """A reading of a file, whose name stands before every error that is raised meanwhile."""
+    try:
+        yield Reading(where, allow_unknown)
+    except InputError as error:
+        text = str(error)
+        raise (error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")) from None
 
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:

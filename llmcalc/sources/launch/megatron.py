@@ -20,7 +20,7 @@ from ...run.layout import Layout
 from ...run.megatron import RENAMED, Kind, MegatronSettings, flag_of
 from ...run.megatron_unmodelled import not_modelled
 from .arithmetic import evaluated
-from .launch import LARGEST, Launch, Reading, allocator_of, check_env, with_file
+from .launch import LARGEST, Launch, Reading, allocator_of, check_env, reading_of
 from .megatron_ignored import IGNORED, IGNORED_ONCE
 from .megatron_model import model_of
 from .shell import is_open, said
@@ -108,26 +108,32 @@ def read_megatron(
     env: environment variables beside those of the file. script: the name of the script that runs.
     Raises `InputError`, which names file and argument.
     """
-    reading = Reading(where, allow_unknown)
-    variables = {str(name): _text(value) for name, value in (env or {}).items()}
+    with reading_of(where, allow_unknown) as reading:
+        variables = {str(name): _text(value) for name, value in (env or {}).items()}
+        arguments = _arguments(reading, data, variables)
+        return _read(reading, arguments, variables, world_size, date, gpu, script)
+
+
+def _arguments(reading: Reading, data: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+    """The arguments of a functional test's table, or of a table of nothing else.
+
+    variables: to which the table's environment variables are added.
+    """
     arguments: Any = data
-    if isinstance(data.get("MODEL_ARGS"), list):
-        raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
     if "MODEL_ARGS" in data:
         arguments = data["MODEL_ARGS"]
+        if isinstance(arguments, list):
+            raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
         given = data.get("ENV_VARS") or {}
         if not isinstance(given, Mapping):
             raise reading.wrong("ENV_VARS", f"{shown(given)}; expected a table of name: value")
-        variables |= {str(name): _text(value) for name, value in given.items()}
+        variables.update((str(name), _text(value)) for name, value in given.items())
         for key in data:
             if key not in ENTRIES:
                 _entry(reading, key)
     if not isinstance(arguments, Mapping):
         raise reading.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
-    try:
-        return _read(reading, arguments, variables, world_size, date, gpu, script)
-    except InputError as error:
-        raise with_file(where, error) from None
+    return arguments
 
 
 def _entry(reading: Reading, key: str) -> None:
@@ -183,19 +189,9 @@ def _read(
     spec = model_of(settings, reading.where)
     layout = settings.layout()
     _check_layers(settings, layout)
-    return Launch(
-        where=reading.where,
-        kind="megatron",
-        framework="megatron",
-        spec=spec,
-        layout=layout,
-        settings=settings_of(settings),
-        own=settings,
-        env=env,
-        gpu=gpu,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
+    words = settings_of(settings)
+    return reading.launch(
+        "megatron", "megatron", spec=spec, layout=layout, settings=words, own=settings, env=env, gpu=gpu
     )
 
 

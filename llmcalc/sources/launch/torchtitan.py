@@ -14,7 +14,7 @@ from ...errors import InputError, shown
 from ...run.layout import ContextExchange, Layout, Schedule
 from ...run.titan import Float8, Float8Recipe, TitanSettings
 from .flavors import flavor
-from .launch import Launch, Reading, flag_value, size_of, with_file
+from .launch import Framework, Launch, Reading, flag_value, reading_of, size_of
 
 SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
 
@@ -188,11 +188,8 @@ def read_titan(
     data: Mapping[str, Any], where: str, world_size: int | None = None, allow_unknown: bool = False
 ) -> Launch:
     """Reads a job's tables. Raises `InputError`, which names file and key."""
-    reading = Reading(where, allow_unknown)
-    try:
+    with reading_of(where, allow_unknown) as reading:
         return _read(_Job(data, reading), world_size)
-    except InputError as error:
-        raise with_file(where, error) from None
 
 
 def _read(job: _Job, world_size: int | None) -> Launch:
@@ -208,19 +205,8 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     settings = _settings(job, layout)
     own = _own(job, layout, old)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
-    reading.check_unknown()
-    return Launch(
-        where=reading.where,
-        kind="torchtitan",
-        framework="fsdp2" if layout.zero else "torch",
-        spec=spec,
-        layout=layout,
-        settings=settings,
-        own=own,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
-    )
+    framework: Framework = "fsdp2" if layout.zero else "torch"
+    return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own)
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:

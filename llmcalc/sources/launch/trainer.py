@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import shown
+from ...run.deepspeed import DeepSpeedSettings
 from ...run.layout import Layout
+from ...run.titan import TitanSettings
 from .deepspeed import read_into
 from .fsdp_words import STRATEGIES, computing, fsdp_layout, summing
-from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
+from .launch import Framework, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
 
 Table = Mapping[str, Any]
 
@@ -90,23 +92,19 @@ def read_trainer(
 
     Raises `InputError`, which names file and argument.
     """
-    reading = Reading(where, allow_unknown)
-    try:
+    with reading_of(where, allow_unknown) as reading:
         return _trainer(reading, data, world_size, fetch)
-    except InputError as error:
-        raise with_file(where, error) from None
 
 
 def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch | None) -> Launch:
     reading.ignored += [name for name in data if name in TRAINER_IGNORED]
     unknown_keys(reading, data, (*TRAINER_READ, *TRAINER_IGNORED), "", "no argument that is known")
     words = _trainer_words(reading, data)
-    world = world_size or 1
-    if world_size is None:
-        reading.notes.append("1 device is assumed; --world-size says another number")
+    world = reading.devices(world_size)
     target = data.get("model_name_or_path")
     framework: Framework = "torch"
-    layout, own = Layout(dp=world), None
+    layout = Layout(dp=world)
+    own: DeepSpeedSettings | TitanSettings | None = None
     given = data.get("deepspeed")
     if given:
         table = given if isinstance(given, Mapping) else fetched(reading, "deepspeed", given, fetch)
@@ -114,25 +112,14 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
         inner = read_into(reading, table, world, {**words, **half})
         kept = {key: value for key, value in words.items() if key not in ("precision", "dtype", "optimizer_impl")}
         words = {**kept, **inner.settings}
-        framework, layout, own = inner.framework, inner.layout, inner.own
+        framework, layout, own = "deepspeed", inner.layout, inner.own
     elif data.get("fsdp") or data.get("fsdp_config"):
         table = _trainer_fsdp(reading, data)
         layout, more = fsdp_layout(reading, table, world, 1)
         framework, own = "fsdp2", summing(reading, table, words)
         words = {**computing(words), **more}
-    reading.check_unknown()
-    return Launch(
-        where=reading.where,
-        kind="trainer",
-        framework=framework,
-        target="" if target is None else str(target)[:200],
-        layout=layout,
-        settings=words,
-        own=own,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
-    )
+    named = "" if target is None else str(target)[:200]
+    return reading.launch("trainer", framework, target=named, layout=layout, settings=words, own=own)
 
 
 def fetched(reading: Reading, name: str, path: Any, fetch: Fetch | None) -> Table:
