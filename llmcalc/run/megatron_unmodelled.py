@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .megatron import GATED_DELTA_NET, MegatronSettings, flag_of
+from .megatron import GATED_DELTA_NET, MegatronSettings
+from .megatron_arguments import flag_of
 
 
 def not_modelled(run: MegatronSettings) -> dict[str, str]:

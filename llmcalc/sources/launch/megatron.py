@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import InputError, shown, suggest
 from ...run.layout import Layout
-from ...run.megatron import RENAMED, Kind, MegatronSettings, flag_of
+from ...run.megatron import MegatronSettings
+from ...run.megatron_arguments import RENAMED, Kind, flag_of
 from ...run.megatron_unmodelled import not_modelled
 from .arithmetic import evaluated
 from .launch import LARGEST, Launch, Reading, allocator_of, check_env, reading_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ...run.megatron import MegatronSettings, flag_of
+from ...run.megatron import MegatronSettings
+from ...run.megatron_arguments import flag_of
 from ..files import validated
 from ..huggingface.parts import mixed
 
