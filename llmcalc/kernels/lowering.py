@@ -6,12 +6,12 @@ value, and lets go of it after the last step that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ..algebra import Number, is_zero
+from ..algebra import is_zero
 from ..components.stack import BASE, SHARED
 from ..errors import InputError
 from ..flow.axis import extent
@@ -31,6 +31,7 @@ from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
+from .readers import among, is_a_layer, last_readers, modules_below, unused, view_of
 from .repeats import folded, in_order
 from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
 
@@ -315,7 +316,7 @@ class Lowering:
         assert program.result is not None
         self.result, self.continues = program.result, bool(self.store)
         self.absent = set()
-        self.last, self.kept = last_readers(program.root, self)
+        self.last, self.kept = last_readers(program.root, self.branch, self.skips)
         self.last.pop(id(program.result.storage), None)
         self.further = []
         self._look_through(program.root)
@@ -404,7 +405,7 @@ class Lowering:
 
     def _look_for_nodes(self, root: Scope) -> None:
         """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
-        modules = [one for scope in root.scopes() if _is_a_layer(scope) for one in modules_below(scope)]
+        modules = [one for scope in root.scopes() if is_a_layer(scope) for one in modules_below(scope)]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
         for path, scope in modules:
             if path in self.recompute.nodes:
@@ -413,11 +414,11 @@ class Lowering:
     def _read_and_made(self, scope: Scope, root: Scope) -> Again:
         steps = list(scope.steps(idle=False))
         inside, made = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
-        read = {id(value): value for step in steps for value in step.ins if _among(value, made) is None}
+        read = {id(value): value for step in steps for value in step.ins if among(value, made) is None}
         others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
         return Again(
-            tuple(value for value in read.values() if not _view_of(value, scope.reads)),
-            frozenset(_among(value, made) or 0 for value in others) - {0, id(scope.gives)},
+            tuple(value for value in read.values() if not view_of(value, scope.reads)),
+            frozenset(among(value, made) or 0 for value in others) - {0, id(scope.gives)},
             tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
         )
 
@@ -648,7 +649,7 @@ class Lowering:
         takes, gives = scope.takes, scope.gives
         assert takes is not None
         assert gives is not None
-        if frame.turn is None or not what.layers or frame.turn % what.every or not _is_a_layer(scope):
+        if frame.turn is None or not what.layers or frame.turn % what.every or not is_a_layer(scope):
             self.values[id(takes)] = x
             self.module(frame)
             out = self.get(gives)
@@ -776,94 +777,8 @@ class Lowering:
         self.set(step.outs[0], self.get(step.ins[0]))
 
 
-def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields the nodes that a model has and no pass runs, but for optional parts: name, primitive, number of copies.
-
-    times: the number of copies of the scope.
-    """
-    for item in scope.items:
-        if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
-            continue
-        copies = times * item.about.get("repeat", 1)
-        if item.about.get("role") not in NEVER_RUN:
-            yield from unused(item, copies)
-            continue
-        for place in item.node().walk():
-            if place.use is not None:
-                yield place.node.name, place.use, times * place.times
-
-
-def _is_a_layer(scope: Scope) -> bool:
-    """Whether a scope with a repeat is a layer of a stack; modules of multi-token prediction are repeated too."""
-    return scope.takes is not None and not scope.about.get("optional")
-
-
-def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields every module below a scope that is called with a tensor, and its path below it."""
-    for item in scope.items:
-        if isinstance(item, Alternatives):
-            for branch in item.branches.values():
-                yield from modules_below(branch, above)
-        elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
-            path = f"{above}{item.name}"
-            if item.reads is not None and item.over is None and item.after is None and item.nth is None:
-                yield path, item
-            yield from modules_below(item, f"{path}.")
-
-
 CARRIED = "carried"
 """The first part of the keys of `Lowering.memo` under which a layer keeps a value for the layer above."""
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
 """Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""
-
-
-def _among(value: Value | None, made: set[int]) -> int | None:
-    """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
-    while value is not None and id(value) not in made:
-        value = value.of
-    return None if value is None else id(value)
-
-
-def _view_of(value: Value | None, whole: Value | None) -> bool:
-    """Whether a value is another one, or a view of it."""
-    while value is not None and value is not whole:
-        value = value.of
-    return value is not None
-
-
-def last_readers(root: Scope, run: Lowering) -> tuple[dict[int, int], set[int]]:
-    """Value that owns a storage → the last step that reads it; and values that other layers read, which have none."""
-    last: dict[int, int] = {}
-    reader: dict[int, Scope] = {}
-    made: dict[int, Scope] = {}
-    kept: set[int] = set()
-
-    def visit(items: Sequence[Item], layer: Scope) -> None:
-        for item in items:
-            if isinstance(item, Alternatives):
-                branch, first = run.branch(item), next(iter(item.branches.values()))
-                visit(branch.items, layer)
-                if branch is not first and branch.gives is not None:  # the first stands for it
-                    kept.add(id(branch.gives.storage))
-            elif isinstance(item, Step):
-                for value in item.ins:
-                    key = id(value.storage)
-                    last[key], reader[key] = id(item), layer
-                    if layer is not root and made.get(key, layer) is not layer and not _view_of(value, layer.takes):
-                        kept.add(key)
-                for value in item.outs:
-                    made[id(value)] = layer
-            elif not run.skips(item):
-                visit(item.items, item if item.takes is not None else layer)
-                if item.over is not None:  # each of its runs reads what comes from outside
-                    steps = list(item.steps())
-                    inside = {id(value) for step in steps for value in step.outs}
-                    read = {id(value.storage) for step in steps for value in step.ins}
-                    last.update(dict.fromkeys(read - inside, id(item)))
-
-    visit(root.items, root)
-    for scope in root.scopes():
-        if scope.takes is not None and scope.gives is not None and reader.get(id(scope.gives.storage)) is scope:
-            kept.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
-    return {key: step for key, step in last.items() if key not in kept}, kept

@@ -22,7 +22,7 @@ from llmcalc.costs.optimizers import held_tensors
 from llmcalc.device.training import Training
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.lowering import modules_below
+from llmcalc.kernels.readers import modules_below
 from llmcalc.kernels.tensor import BFLOAT16, FLOAT32
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP

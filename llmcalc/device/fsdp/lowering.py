@@ -14,8 +14,9 @@ from ...components.norm import Norm
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
-from ...kernels.lowering import ENTRY, Frame, Path, unused
+from ...kernels.lowering import ENTRY, Frame, Path
 from ...kernels.meter import Place
+from ...kernels.readers import unused
 from ...kernels.tensor import FLOAT8, Dtype, Tensor, empty
 from ..ring import RingAttention
 from .groups import Group, Parameter, Traffic

@@ -1,0 +1,101 @@
+"""What a program has and who reads it: modules that run or never do, and the last step that reads a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ..algebra import Number
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.tree import Use
+from ..flow.value import Value
+
+
+def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+    """Yields the nodes that a model has and no pass runs, but for optional parts: name, primitive, number of copies.
+
+    times: the number of copies of the scope.
+    """
+    for item in scope.items:
+        if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
+            continue
+        copies = times * item.about.get("repeat", 1)
+        if item.about.get("role") not in NEVER_RUN:
+            yield from unused(item, copies)
+            continue
+        for place in item.node().walk():
+            if place.use is not None:
+                yield place.node.name, place.use, times * place.times
+
+
+def is_a_layer(scope: Scope) -> bool:
+    """Whether a scope with a repeat is a layer of a stack; modules of multi-token prediction are repeated too."""
+    return scope.takes is not None and not scope.about.get("optional")
+
+
+def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
+    """Yields every module below a scope that is called with a tensor, and its path below it."""
+    for item in scope.items:
+        if isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from modules_below(branch, above)
+        elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
+            path = f"{above}{item.name}"
+            if item.reads is not None and item.over is None and item.after is None and item.nth is None:
+                yield path, item
+            yield from modules_below(item, f"{path}.")
+
+
+def among(value: Value | None, made: set[int]) -> int | None:
+    """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
+    while value is not None and id(value) not in made:
+        value = value.of
+    return None if value is None else id(value)
+
+
+def view_of(value: Value | None, whole: Value | None) -> bool:
+    """Whether a value is another one, or a view of it."""
+    while value is not None and value is not whole:
+        value = value.of
+    return value is not None
+
+
+def last_readers(
+    root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
+) -> tuple[dict[int, int], set[int]]:
+    """Value that owns a storage → the last step that reads it; and values that other layers read, which have none.
+
+    branch: which of several forms runs. skips: whether a module does not.
+    """
+    last: dict[int, int] = {}
+    reader: dict[int, Scope] = {}
+    made: dict[int, Scope] = {}
+    kept: set[int] = set()
+
+    def visit(items: Sequence[Item], layer: Scope) -> None:
+        for item in items:
+            if isinstance(item, Alternatives):
+                runs, first = branch(item), next(iter(item.branches.values()))
+                visit(runs.items, layer)
+                if runs is not first and runs.gives is not None:  # the first stands for it
+                    kept.add(id(runs.gives.storage))
+            elif isinstance(item, Step):
+                for value in item.ins:
+                    key = id(value.storage)
+                    last[key], reader[key] = id(item), layer
+                    if layer is not root and made.get(key, layer) is not layer and not view_of(value, layer.takes):
+                        kept.add(key)
+                for value in item.outs:
+                    made[id(value)] = layer
+            elif not skips(item):
+                visit(item.items, item if item.takes is not None else layer)
+                if item.over is not None:  # each of its runs reads what comes from outside
+                    steps = list(item.steps())
+                    inside = {id(value) for step in steps for value in step.outs}
+                    read = {id(value.storage) for step in steps for value in step.ins}
+                    last.update(dict.fromkeys(read - inside, id(item)))
+
+    visit(root.items, root)
+    for scope in root.scopes():
+        if scope.takes is not None and scope.gives is not None and reader.get(id(scope.gives.storage)) is scope:
+            kept.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
+    return {key: step for key, step in last.items() if key not in kept}, kept
