@@ -232,8 +232,10 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
+            if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
+                raise reading.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
             near = suggest(f"--{flag}", list(known)) if len(flag) < 100 else ""
-            raise reading.wrong(flag[:60], f"is no argument; expected --name{near}")
+            raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(near)}{near}")
         name = RENAMED.get(name, name)
         if name in _types() and flag_of(name) in known:
             read = value_of(reading, flag, _types()[name], value)

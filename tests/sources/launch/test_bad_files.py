@@ -68,7 +68,11 @@ BAD: dict[str, tuple[str, str]] = {
     "MODEL_ARGS as text": ("MODEL_ARGS: 3", "is no launch file"),
     "MODEL_ARGS as a list": ("MODEL_ARGS:\n- --num-layers", "MODEL_ARGS: a list; expected a table"),
     "ENV_VARS as text": ("ENV_VARS: 3\nMODEL_ARGS: {--num-layers: 1}", "ENV_VARS: 3; expected a table"),
-    "a name without hyphens": ("MODEL_ARGS: {num-layers: 1}", "num-layers: is no argument; expected --name"),
+    "a name without hyphens": (
+        "MODEL_ARGS: {num-layers: 1}",
+        "num-layers: is no argument; expected --name. Did you mean --num-layers,",
+    ),
+    "a recipe of NeMo": ("MODEL_ARGS: {trainer.devices: 8}", "trainer.devices: NeMo's, whose recipes are not read"),
     "an unknown entry": ("ENV_VAR: {}\nMODEL_ARGS: {--num-layers: 1}", "--hidden-size: missing"),
     "a section as text": ("model = 1\n[training]\nseq_len = 1\n[job]\n", "model: 1; expected a table"),
 }
