@@ -340,7 +340,9 @@ class RankRun:
         return Output(chunk, made, entered)
 
     def _forward_pass(self, chunk: Chunk, entered: Tensor | None) -> Tensor:
+        self.held.entered = entered
         made = chunk.lowering.run_rank(chunk.program, entered)
+        self.held.entered = None
         if chunk.last:
             self.meter.place = Place("forward", path="loss")
             losses = chunk.lowering.loss_of(made)

@@ -319,10 +319,12 @@ class LinearKernels(RankKernels):
         if bias is not None:
             out = self.like(out)
 
+        entered = None if self.how.deferred is None else self.stays.entered
+
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             defers, read = self.stays.defers(self.how.deferred), kept[0]
             if defers and read is not None:
-                self.stays.deferred.append((read, g))
+                self.stays.deferred.append((read, g, entered))
             elif divided:
                 self.stays.gathered(2 * rows * n_in)
             del read

@@ -65,7 +65,9 @@ class Held:
 
     cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
     buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
-    deferred: inputs and gradients of the output layer that wait. named: module → what it names until it runs again.
+    deferred: inputs of the output layer whose gradients of its weight wait, those gradients of its output, and what has
+    entered the chunk: an input is held with its graph, and the graph holds that, which has its own gradient.
+    entered: what has entered the chunk that runs forward. named: module → what it names until it runs again.
     narrow: weight → its elements in 8 bits, and what belongs to them.
     """
 
@@ -74,7 +76,8 @@ class Held:
         self.workspaces: dict[str, Storage] = {}
         self.buffer: Storage | None = None
         self.further_buffers: dict[str, Storage] = {}
-        self.deferred: list[tuple[Tensor, Tensor]] = []
+        self.deferred: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.entered: Tensor | None = None
         self.dummies: dict[Shape, Tensor] = {}
         self.named: dict[Any, list[Tensor]] = {}
         self.narrow: dict[int, list[Storage]] = {}
@@ -116,7 +119,7 @@ class Held:
         1 if they are not; inputs are gathered in two buffers in turn.
         """
         for i in range(len(self.deferred)):
-            read, given = self.deferred.pop(0)
+            read, given, _ = self.deferred.pop(0)
             name, size = f"mpu_{i % 2}", read.bytes * ranks
             if ranks > 1 and name not in self.further_buffers:
                 with counted_as(self.meter, "communication"):
