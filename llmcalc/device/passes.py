@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from ..kernels.layout import Shape, Strides
 from ..kernels.meter import Block, Meter, NoMeter, Peak, Place
 from ..kernels.tensor import Dtype, Storage, Tensor
-from .played import Step, allocation, on_stream, release
+from .played import Step, Stretch, allocation, on_stream, release
 from .recording import FREED, KEPT, NOWHERE, PLACED, TAKEN, Event, Recorder
 from .unfolding import Irregular
 
@@ -25,13 +25,14 @@ from .unfolding import Irregular
 class Noted(Meter):
     """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
 
-    count: as of `Recorder`. pieces: the steps in order, and what is added to the number of each one's storage.
-    most: the most bytes of all storages since the beginning.
+    count: as of `Recorder`. pieces: the steps in order. opening: how many pieces there are before the first backward
+    pass that is played. most: the most bytes of all storages since the beginning.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.pieces: list[tuple[list[Step], int]] = []
+        self.pieces: list[Stretch] = []
+        self.opening = 0
         self._steps: list[Step] = []
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
@@ -78,12 +79,14 @@ class Noted(Meter):
         steps = trace.steps
         if trace.others:
             steps = list(steps)
-            for at, (chunk, kind, number), x in trace.others:
+            for (chunk, kind, number), those in trace.others.items():
                 other = chunk, kind, home[2] + number
                 first = base if other == home else homes.get(other)
                 if first is None:
                     raise Irregular
-                steps[at] = release(first + x - base)
+                first -= base
+                for at, x in those:
+                    steps[at] = first + x, 0, 0  # `release`
         self.pieces.append((steps, base))
         self._count(trace, below)
         return base
@@ -178,8 +181,8 @@ class Trace:
     """What a pass does.
 
     steps: what is allocated and freed; storages are numbered in the pass.
-    count: how many there are. others: of steps that free a storage of another pass, where they are, the pass and the
-    storage. bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
+    count: how many there are. others: for each other pass of which it frees storages, the steps that do and which.
+    bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
     peaks: the most at each place, over what was there before the pass. settled: the kinds at the first event that may
     follow a peak from before. start, end: the places then. ends_risen: whether the peak there is still rising.
     made: what it hands out: its output, or gradients by the numbers of the tensors whose they are.
@@ -188,7 +191,7 @@ class Trace:
 
     steps: list[Step] = field(default_factory=list)
     count: int = 0
-    others: list[tuple[int, Home, int]] = field(default_factory=list)
+    others: dict[Home, list[tuple[int, int]]] = field(default_factory=dict)
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     most: int = 0
@@ -203,9 +206,9 @@ class Trace:
     def relative(self, home: Home) -> Trace:
         """The same with micro-batches of other passes as seen from its own."""
         chunk, _, number = home
-        if any(other != chunk for _, (other, *_), _ in self.others):
+        if any(other != chunk for other, *_ in self.others):
             raise Irregular
-        others = [(at, (of, kind, i - number), x) for at, (of, kind, i), x in self.others]
+        others = {(of, kind, i - number): those for (of, kind, i), those in self.others.items()}
         return Trace(**{**self.__dict__, "others": others})
 
 
@@ -414,7 +417,7 @@ class Reading:
             return
         if x not in own:
             home, number = self.homes[x]
-            trace.others.append((len(trace.steps), home, number))
+            trace.others.setdefault(home, []).append((len(trace.steps), number))
         trace.steps.append(release(own.get(x, 0)))
 
     def _first_place(self, piece: Piece) -> Place:
@@ -456,6 +459,8 @@ class Played(Passes):
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Plays a backward pass."""
+        if not any(self.backwards):
+            self.meter.opening = len(self.meter.pieces)
         trace, base = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for i, made in trace.made:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from .allocator import LARGE_BUFFER, MIN_BLOCK_SIZE, MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
@@ -37,6 +38,9 @@ Step: TypeAlias = tuple[int, int, int]
 """(number of a storage, its units shifted by BITS, its units) where one is allocated; (number, 0, 0) where it is freed;
 (−1, −1, number of a stream) where another stream begins. Storages without bytes have no steps.
 """
+
+Stretch: TypeAlias = tuple[list[Step], int]
+"""(steps, what is added to the number of each one's storage)"""
 
 
 def allocation(x: int, bytes: int) -> Step:
@@ -119,15 +123,28 @@ class PlayedAllocator:
                 free = lists[address >> RANGE]
                 if end in starts:  # the block after it is free too
                     other = starts.pop(end)
-                    del free[bisect_left(free, other)]
+                    place = bisect_left(free, other)
                     block += other - end
                     end += other >> BITS
-                if address in ends:
+                    if address in ends:
+                        del free[place]
+                        other = ends.pop(address)
+                        place = bisect_left(free, other)
+                        block += other - address
+                elif address in ends:
                     other = ends.pop(address)
-                    del free[bisect_left(free, other)]
+                    place = bisect_left(free, other)
                     block += other - address
+                else:
+                    starts[address] = ends[end] = block
+                    insort(free, block)
+                    continue
                 starts[block & ADDRESS] = ends[end] = block
-                insort(free, block)
+                if block < free[place + 1]:
+                    free[place] = block  # larger than the one whose place it takes
+                else:
+                    del free[place]
+                    insort(free, block)
                 continue
             if size < 0:
                 self._stream = n
@@ -142,50 +159,91 @@ class PlayedAllocator:
             block = free[place]
             if block == NO_BLOCK:
                 block = self._grown(large if n > SMALL else small, n)
-            else:
-                if expandable and free[place + 1] != NO_BLOCK:
-                    top = (large if n > SMALL else small).top
-                    if (block & ADDRESS) + (block >> BITS) == top:
-                        place += 1  # a block that can grow counts with all that it can grow to
-                        block = free[place]
-                del free[place]
-                del starts[block & ADDRESS]
-            now += n
+                place = bisect_left(free, block)
+            elif expandable and free[place + 1] != NO_BLOCK:
+                top = (large if n > SMALL else small).top
+                if (block & ADDRESS) + (block >> BITS) == top:
+                    place += 1  # a block that can grow counts with all that it can grow to
+                    block = free[place]
             address, whole = block & ADDRESS, block >> BITS
             rest = whole - n
+            now += n
+            del starts[address]
             if rest >= least_rest:
                 held[x + base] = size + address
                 block += n - size
                 starts[address + n] = ends[address + whole] = block
-                insort(free, block)
+                if not place or free[place - 1] < block:
+                    free[place] = block  # smaller than the one whose place it takes
+                else:
+                    del free[place]
+                    insort(free, block)
             else:
                 held[x + base] = block
-                ends.pop(address + whole, None)
+                del free[place], ends[address + whole]
                 now += rest
             if now > most:  # noqa: PLR1730
                 most = now
         self.allocated, self.peak_allocated = now << UNIT, most << UNIT
 
+    def copy(self) -> PlayedAllocator:
+        """An allocator that goes on from here by itself."""
+        other = PlayedAllocator(self.expandable_segments)
+        other.allocated, other.reserved, other.peak_allocated = self.allocated, self.reserved, self.peak_allocated
+        for stream, pools in self._pools.items():
+            for own, pool in zip(other._of_stream(stream), pools, strict=True):
+                own.free[:], own.top = pool.free, pool.top
+        other._starts, other._ends, other._held = self._starts.copy(), self._ends.copy(), self._held.copy()
+        other._stream = self._stream
+        return other
+
     def _grown(self, pool: Pool, n: int) -> int:
-        """Reserves memory for a block: that block, which may be larger.
+        """Reserves memory for a block: a free block, which may be larger.
 
         In a new segment (get_allocation_size), or before the end of an expandable one (try_allocate_expandable_block).
         """
         if not self.expandable_segments:
             round_large = ROUND_LARGE >> UNIT
-            size = pool.page if n < LARGE else -(-n // round_large) * round_large
-            block = size << BITS | pool.top
-            pool.top += size + 1  # blocks of two segments never touch
-            self.reserved += size << UNIT
-            return block
-        block = self._ends.pop(pool.top, pool.top)
-        if block >> BITS:
-            del self._starts[block & ADDRESS]
-            del pool.free[bisect_left(pool.free, block)]
-        pages = -(-(n - (block >> BITS)) // pool.page) * pool.page
-        pool.top += pages
-        self.reserved += pages << UNIT
-        return block + (pages << BITS)
+            more = pool.page if n < LARGE else -(-n // round_large) * round_large
+            block, gap = pool.top, 1  # blocks of two segments never touch
+        else:
+            block, gap = self._ends.pop(pool.top, pool.top), 0
+            if block >> BITS:
+                del pool.free[bisect_left(pool.free, block)]
+            more = -(-(n - (block >> BITS)) // pool.page) * pool.page
+        block += more << BITS
+        pool.top += more + gap
+        self.reserved += more << UNIT
+        self._starts[block & ADDRESS] = self._ends[pool.top - gap] = block
+        insort(pool.free, block)
+        return block
+
+
+class Openings:
+    """Plays runs, each on an allocator of its own, which is empty at first.
+
+    What a run begins with is played once for it and for runs after it that begin alike: ranks of a pipeline differ in
+    how many forward passes come before the first backward pass. expandable: as of `PlayedAllocator`.
+    """
+
+    def __init__(self, expandable: bool) -> None:
+        self._expandable = expandable
+        self._known: list[tuple[Stretch, PlayedAllocator]] = []
+
+    def played(self, pieces: Sequence[Stretch], count: int, opening: int) -> PlayedAllocator:
+        """The allocator that has played these pieces, whose storages are numbered below `count`.
+
+        opening: how many of the pieces other runs may begin with.
+        """
+        alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._known, pieces, strict=False))
+        same = sum(1 for _ in alike)
+        del self._known[same:]
+        device = self._known[-1][1].copy() if same else PlayedAllocator(self._expandable)
+        for number, (steps, base) in enumerate(pieces[same:], same):
+            device.play(steps, count, base)
+            if number < opening:
+                self._known.append((pieces[number], device.copy()))
+        return device
 
 
 class Score:

@@ -12,7 +12,7 @@ from ..run.layout import Layout
 from .answer import uncollected
 from .passes import Case, Noted, Played, Rehearsal, Trace
 from .pipeline import Flight, RankRun
-from .played import PlayedAllocator
+from .played import Openings
 from .recording import Recorder
 from .training import Replayed, Training, replayed
 from .unfolding import Irregular
@@ -29,11 +29,12 @@ class Known:
     """What is known of ranks that do the same.
 
     traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded.
+    chunks of the rank that has been recorded. openings: what ranks begin with.
     """
 
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
+    openings: Openings
 
 
 Shared: TypeAlias = dict[tuple[object, ...], Known]
@@ -63,7 +64,7 @@ def played_rank(
     alone = layout.at(rank).pp == layout.pp - 1
     key = alike(spec, run, rank, alone)
     if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
-        shared[key] = known(made(recorder := Recorder()), recorder, alone)
+        shared[key] = known(made(recorder := Recorder()), recorder, alone, expandable)
     found = shared.get(key)
     if found is not None and found.traces is not None:
         further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
@@ -71,20 +72,17 @@ def played_rank(
         for chunk in run.chunks:
             chunk.passes = passes
         try:
-            return on_allocator(run, meter, expandable)
+            return on_allocator(run, meter, found.openings)
         except Irregular:
             run = made(meter := Noted())
-    return on_allocator(run, meter, expandable)
+    return on_allocator(run, meter, Openings(expandable))
 
 
-def on_allocator(run: RankRun, meter: Noted, expandable: bool) -> Replayed:
+def on_allocator(run: RankRun, meter: Noted, openings: Openings) -> Replayed:
     """What set-up and two steps find, with what an allocator counts."""
     found = replayed(run, meter)
     meter.cut()
-    device = PlayedAllocator(expandable)
-    for steps, base in meter.pieces:
-        device.play(steps, meter.count, base)
-    found.read(device, meter.now, meter.peak)
+    found.read(openings.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return found
 
 
@@ -99,11 +97,11 @@ def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object
     return where, alone, *((one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
 
 
-def known(run: RankRun, recorder: Recorder, alone: bool) -> Known:
+def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Known:
     """Rehearses a rank.
 
     alone: whether in its last chunk each micro-batch's backward pass comes before the next one's forward pass, as on
-    the last rank of a pipeline. In other chunks several are in flight.
+    the last rank of a pipeline. In other chunks several are in flight. expandable: as of `played_rank`.
     """
     passes = Rehearsal(recorder, len(run.chunks))
     for chunk in run.chunks:
@@ -120,9 +118,9 @@ def known(run: RankRun, recorder: Recorder, alone: bool) -> Known:
         run.update()
         run.zero_grad()
     try:
-        return Known(passes.traces(), below)
+        return Known(passes.traces(), below, Openings(expandable))
     except Irregular:
-        return Known(None, below)
+        return Known(None, below, Openings(expandable))
 
 
 def _without_a_pipeline(run: RankRun, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ from llmcalc.device.cluster import Cluster, RankMemory
 from llmcalc.device.megatron import answer
 from llmcalc.device.memory import memory
 from llmcalc.device.passes import Rehearsal
-from llmcalc.device.played import PlayedAllocator, Score
+from llmcalc.device.played import Openings, PlayedAllocator, Score, allocation
 from llmcalc.device.recording import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.device.settings import Settings
 from llmcalc.device.unfolding import Irregular
@@ -79,6 +80,37 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of some of the same stretches, and then of one of their own, as each finds them on its own allocator."""
+    random, events, count = Random(5), list[Event](), 0
+    while len(events) < 500:
+        events, count = drawn(random)
+    steps = Score(count).steps(events)
+    cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
+    common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
+    openings = Openings(expandable)
+    calls = 0
+
+    def counted(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        play(*given)
+
+    play = PlayedAllocator.play
+    for number, (alike, played) in enumerate(((10, 11), (7, 1), (4, 1), (4, 1), (0, 1), (2, 3))):
+        run = [*common[:alike], ([allocation(count, (7 + number) * MIB)], 0)]
+        device = PlayedAllocator(expandable)
+        for stretch, base in run:
+            device.play(stretch, count + 1, base)
+        calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(PlayedAllocator, "play", counted)
+            found = openings.played(run, count + 1, 7)
+        assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
+        assert calls == played
 
 
 LAYOUTS = {

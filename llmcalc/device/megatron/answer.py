@@ -13,7 +13,7 @@ from ...run.megatron import MegatronSettings
 from ..answer import DeviceMemory, Term, summed, uncollected
 from ..fold import loops
 from ..passes import Case, Noted, Played, Trace
-from ..played import PlayedAllocator
+from ..played import Openings
 from ..recording import Recorder
 from ..runtime import CONTEXT, Runtime
 from ..training import PHASES, Replayed
@@ -43,13 +43,14 @@ class Known:
     """What is known of ranks that do the same.
 
     traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded. parameters: those of each chunk. replayed: `rest_of` a run → what its
-    steps find.
+    chunks of the rank that has been recorded. parameters: those of each chunk. openings: what ranks begin with.
+    replayed: `rest_of` a run → what its steps find.
     """
 
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
     parameters: Sequence[list[Parameter]]
+    openings: Openings
     replayed: dict[tuple[object, ...], Replayed] = field(default_factory=dict, compare=False)
 
 
@@ -76,7 +77,7 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
     found = shared.get(key)
     if found is None or found.traces is None:
         run.set_up()
-        return two_steps(run, meter)
+        return two_steps(run, meter, Openings(expandable(settings)))
     for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
         chunk.parameters = parameters
     further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
@@ -85,12 +86,12 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
         run.set_up()
         rest = rest_of(run, meter)
         if rest not in found.replayed:
-            found.replayed[rest] = two_steps(run, meter)
+            found.replayed[rest] = two_steps(run, meter, found.openings)
         return found.replayed[rest]
     except Irregular:
         run = RankRun(spec, settings, rank, meter := Noted())
         run.set_up()
-        return two_steps(run, meter)
+        return two_steps(run, meter, Openings(expandable(settings)))
 
 
 def alike(run: RankRun) -> tuple[object, ...]:
@@ -107,12 +108,12 @@ def alike(run: RankRun) -> tuple[object, ...]:
 def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -> Known:
     """Rehearses a rank. alone: as of `rehearsed`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
-    below = [chunk.lowering.below for chunk in run.chunks]
+    below, openings = [chunk.lowering.below for chunk in run.chunks], Openings(expandable(settings))
     try:
         traces = rehearsed(run, meter, alone)
     except Irregular:
-        return Known(None, below, ())
-    return Known(traces, below, [chunk.parameters for chunk in run.chunks])
+        return Known(None, below, (), openings)
+    return Known(traces, below, [chunk.parameters for chunk in run.chunks], openings)
 
 
 def rest_of(run: RankRun, meter: Noted) -> tuple[object, ...]:
@@ -123,7 +124,7 @@ def rest_of(run: RankRun, meter: Noted) -> tuple[object, ...]:
     return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def two_steps(run: RankRun, meter: Noted) -> Replayed:
+def two_steps(run: RankRun, meter: Noted, openings: Openings) -> Replayed:
     """What two steps of a rank that has been set up find."""
     run.step()
     meter.place = Place()
@@ -131,9 +132,7 @@ def two_steps(run: RankRun, meter: Noted) -> Replayed:
     run.step()
     meter.place = Place("after")
     meter.cut()
-    device = PlayedAllocator(expandable(run.settings))
-    for steps, base in meter.pieces:
-        device.play(steps, meter.count, base)
+    device = openings.played(meter.pieces, meter.count, meter.opening)
     found = Replayed(after=device.allocated, reserved=device.peak_reserved)
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     found.slop = device.peak_allocated - found.peak[1].bytes
