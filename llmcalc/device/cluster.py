@@ -50,6 +50,7 @@ class Cluster:
     own: Any = None
     _found: dict[Runtime, tuple[RankMemory, ...]] = field(default_factory=dict, repr=False, compare=False)
     _shared: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def spec(self) -> ModelSpec:
@@ -81,6 +82,12 @@ class Cluster:
     def shared(self, runtime: Runtime) -> dict[Any, Any]:
         """What ranks on an accelerator with that runtime keep for others that do the same."""
         return self._shared.setdefault(runtime, {})
+
+    def settings_on(self, runtime: Runtime, made: Callable[[], Any]) -> Any:
+        """The framework's own settings of a run on an accelerator with that runtime, which are made once."""
+        if runtime not in self._settings:
+            self._settings[runtime] = made()
+        return self._settings[runtime]
 
     def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds."""
@@ -190,9 +197,13 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     from .megatron.answer import rank_memory
     from .megatron.options import settings_of
 
-    own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
-    grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
-    settings = replace(own, gpu=runtime.gpu, env={**own.env, **grows})
+
+    def made() -> Any:
+        own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
+        grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
+        return replace(own, gpu=runtime.gpu, env={**own.env, **grows})
+
+    settings = run.settings_on(runtime, made)
     return rank_memory(run.spec, settings, rank, runtime.context, run.shared(runtime))
 
 
