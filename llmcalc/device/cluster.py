@@ -197,7 +197,6 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     from .megatron.answer import rank_memory
     from .megatron.options import settings_of
 
-
     def made() -> Any:
         own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
         grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}

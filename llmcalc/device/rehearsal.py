@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..kernels.lowering import Found
 from ..kernels.tensor import Tensor
 from ..model import ModelSpec
 from ..run.layout import Layout
@@ -29,11 +30,12 @@ class Known:
     """What is known of ranks that do the same.
 
     traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded. openings: what ranks begin with.
+    chunks of the rank that has been recorded. parameters: of each chunk. openings: what ranks begin with.
     """
 
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
+    parameters: Sequence[Found | None]
     openings: Openings
 
 
@@ -69,8 +71,8 @@ def played_rank(
     if found is not None and found.traces is not None:
         further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
         passes = Played(meter, found.traces, further)
-        for chunk in run.chunks:
-            chunk.passes = passes
+        for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
+            chunk.passes, chunk.lowering.found = passes, parameters
         try:
             return on_allocator(run, meter, found.openings)
         except Irregular:
@@ -108,6 +110,7 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
         chunk.passes = passes
     below = [chunk.lowering.below for chunk in run.chunks]
     run.set_up()
+    parameters, openings = [chunk.lowering.found for chunk in run.chunks], Openings(expandable)
     for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:
@@ -118,9 +121,9 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
         run.update()
         run.zero_grad()
     try:
-        return Known(passes.traces(), below, Openings(expandable))
+        return Known(passes.traces(), below, parameters, openings)
     except Irregular:
-        return Known(None, below, Openings(expandable))
+        return Known(None, below, parameters, openings)
 
 
 def _without_a_pipeline(run: RankRun, count: int) -> None:

@@ -38,6 +38,9 @@ from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
 Path: TypeAlias = tuple[Any, ...]
 """The path of a module, with the indices of layers: whose parameters they are."""
 
+Found: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+"""The parameters and buffers that a program reads, without memory, in the order in which it does; which are buffers."""
+
 INPUTS = (TOKENS, SOURCE)
 """The rows whose token ids the model is given."""
 
@@ -93,6 +96,7 @@ class Lowering:
     logits: what the training loop names of the last run's logits, nothing by default.
     further: the further results of the last run, such as the logits of multi-token-prediction modules.
     buffers: the paths of the buffers that are read.
+    found: the parameters that `prepare` finds; None before it does. Those of a program that is alike may be given.
     store: what each cache and state keeps between passes, by its path; None if no pass follows.
     continues: whether this pass follows another, of which the store has kept something.
     absent: the values that such a pass does not compute.
@@ -120,6 +124,7 @@ class Lowering:
         self.given: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.buffers: set[Path] = set()
+        self.found: Found | None = None
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.further: list[Tensor] = []
@@ -332,6 +337,21 @@ class Lowering:
 
     def prepare(self, program: Flow) -> None:
         """Makes all parameters, in the order in which the program uses them."""
+        if self.found is None:
+            self.found = self._find_parameters(program)
+        made: dict[int, Tensor] = {}
+        weights, self.buffers = self.found
+        with counted_as(self.graph.meter, "weights"):
+            for key, weight in weights.items():  # a shared parameter has several keys
+                if id(weight) not in made:
+                    self.graph.meter.whose = key
+                    made[id(weight)] = self.made_parameter(key, weight)
+                self.weights[key] = made[id(weight)]
+            self.graph.meter.whose = None
+        self.prepare_unread(program)
+
+    def _find_parameters(self, program: Flow) -> Found:
+        """Runs a program on tensors without memory."""
         dry = type(self)(
             Graph(NoMeter()),
             self.sight,
@@ -346,16 +366,7 @@ class Lowering:
         dry.take_frames(program)
         dry.enter(program)
         dry.run(program)
-        made: dict[int, Tensor] = {}
-        self.buffers = dry.buffers
-        with counted_as(self.graph.meter, "weights"):
-            for key, weight in dry.weights.items():  # a shared parameter has several keys
-                if id(weight) not in made:
-                    self.graph.meter.whose = key
-                    made[id(weight)] = self.made_parameter(key, weight)
-                self.weights[key] = made[id(weight)]
-            self.graph.meter.whose = None
-        self.prepare_unread(program)
+        return dry.weights, dry.buffers
 
     def made_parameter(self, key: Path, like: Tensor) -> Tensor:
         """The parameter or buffer of that path. like: the one of a run that has found it."""
