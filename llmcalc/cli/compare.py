@@ -60,7 +60,9 @@ def command(
     With more than a few, one row for each model.
     """
     filters = (kind, attention, moe, least, most)
-    if everything == bool(targets):
+    if everything and targets:
+        raise InputError("--all: it is of all presets; expected --all or TARGETs, not both")
+    if not everything and not targets:
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
     if not everything and filters != (None,) * len(filters):
         raise InputError("compare: filters are for --all; expected --all, or no filter")

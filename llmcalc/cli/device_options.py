@@ -62,10 +62,13 @@ CublasWorkspace: TypeAlias = Annotated[
 ]
 
 
+PHASE_HELP = "What the model does; inference if not given, training of layouts with fit --devices and plan."
+
+
 class Options:
     """One attribute an option, in the order in which `--help` lists them; each is a field of `Settings`."""
 
-    phase: Annotated[MemoryPhase, phase_option(MemoryPhase, "What the model does.")] = "inference"
+    phase: Annotated[MemoryPhase, phase_option(MemoryPhase, PHASE_HELP, show_default=False)] = "inference"
     batch: Annotated[
         int | None,
         size("--batch", "-b", "--micro-batch", text="Sequences at once, in training those of a micro-batch; 1."),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..costs.limits import usual_context
+from ..costs.limits import MOST_CONTEXT, usual_context
 from ..errors import InputError
 from ..sources.git import text_at
 from ..sources.preset import Preset
@@ -23,13 +24,17 @@ from .options import (
     OfflineOption,
     Output,
     Overrides,
-    Seq,
     TableOption,
     Targets,
     about,
     load_one,
     show,
+    size,
 )
+
+COMMIT = re.compile("[0-9a-f]{40}")
+SHORT = 10
+"""Digits of a commit that a title has."""
 
 
 def command(
@@ -43,7 +48,15 @@ def command(
             show_default=False,
         ),
     ] = None,
-    seq: Seq = None,
+    seq: Annotated[
+        int | None,
+        size(
+            "--seq",
+            "-s",
+            text="Tokens of each sequence; the context that both models were made for, at most "
+            f"{MOST_CONTEXT:,}, if not given.",
+        ),
+    ] = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
@@ -57,28 +70,27 @@ def command(
     """What changes from one model to another, or since a commit.
     Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.
     """
-    pairs: list[tuple[Preset | None, Preset | None]]
+    pairs: list[tuple[Preset | None, Preset | None, str]]
     if git is None:
         if len(targets) != 2:
             raise InputError(f"diff: {plural(len(targets), 'TARGET')}; expected two, or --git REF with files")
-        pairs = [
-            (load_one(targets[0], overrides, head, allow_unknown), load_one(targets[1], overrides, head, allow_unknown))
-        ]
+        first, second = (load_one(target, overrides, head, allow_unknown) for target in targets)
+        pairs = [(first, second, "")]
     else:
         if overrides:
             raise InputError("--set: the files are compared as they are; expected no --set with --git")
         pairs = [_versions(Path(target), git, head, allow_unknown) for target in targets]
     reports = []
-    for before, after in pairs:
+    for before, after, title in pairs:
         with about(after or before):
             known = [one for one in (before, after) if one is not None]
             tokens = min(usual_context(one.model) for one in known) if seq is None else seq
-            reports.append(report(diff(before, after, tokens, dtype)))
+            reports.append(report(diff(before, after, tokens, dtype), title))
     show(joined(reports), fmt, output, notes, table)
 
 
-def _versions(path: Path, ref: str, head: HeadOption, allow_unknown: bool) -> tuple[Preset | None, Preset | None]:
-    """A file's model at a commit, and now. None where the file is not there."""
+def _versions(path: Path, ref: str, head: HeadOption, allow_unknown: bool) -> tuple[Preset | None, Preset | None, str]:
+    """A file's model at a commit, and now, and a title. None where the file is not there."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)
@@ -87,4 +99,4 @@ def _versions(path: Path, ref: str, head: HeadOption, allow_unknown: bool) -> tu
     after = load_one(str(path), None, head, allow_unknown) if path.exists() else None
     if before is None and after is None:
         raise InputError(f"{path}: is neither here nor in {ref}; expected a config.json or a .toml description")
-    return before, after
+    return before, after, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}"

@@ -32,6 +32,7 @@ from .options import (
     WithMtp,
     WithTowers,
     about,
+    is_given,
     load_one,
     show,
     size,
@@ -41,6 +42,7 @@ from .options import (
 @takes_settings
 @takes_layout
 def command(
+    context: typer.Context,
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
@@ -64,8 +66,8 @@ def command(
     output: Output = None,
 ) -> None:
     """Whether a run fits, and what would make it fit.
-    With --devices, with some layout over them, and how many it needs: training, or with --phase prefill or decode
-    inference. Exit code 1 if it does not fit.
+    With --devices, with some layout over them, and how many it needs: training, or with --phase or --users inference.
+    Exit code 1 if it does not fit.
     """
     if asked.anything and asked.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
@@ -81,9 +83,7 @@ def command(
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     if asked.devices is not None:
-        if settings.phase == "inference":
-            if users is not None:
-                raise InputError("--users: training has no users; expected --phase prefill or decode with --devices")
+        if users is None and not is_given(context, "phase"):
             settings = settings.with_(phase="training")
         if settings.phase != "training" and global_batch is not None:
             raise InputError("--global-batch: is of training; expected --users, of each replica")

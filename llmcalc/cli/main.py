@@ -135,6 +135,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return
         code = _fail(_usage(error))
     sys.exit(code or 0)
 

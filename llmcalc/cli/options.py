@@ -187,8 +187,10 @@ AllowUnknown: TypeAlias = Annotated[
 ]
 
 
-def phase_option(words: Any, text: str) -> Any:
+def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     """An option that takes a phase: one of the words of a `Literal`, or `train` for training. text: its help.
+
+    show_default: whether the help shows the default, which the text says otherwise.
 
     Typer's own check of a `Literal` would refuse `train`; with a parser there is none, and the callback checks.
     """
@@ -200,7 +202,21 @@ def phase_option(words: Any, text: str) -> Any:
         return [word for word in get_args(words) if word.startswith(incomplete)]
 
     shown = "|".join(get_args(words))
-    return typer.Option("--phase", metavar=shown, parser=str, callback=known, help=text, autocompletion=complete)
+    return typer.Option(
+        "--phase",
+        metavar=shown,
+        parser=str,
+        callback=known,
+        help=text,
+        autocompletion=complete,
+        show_default=show_default,
+    )
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the option of that parameter of the running command was given, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def count_option(name: str, text: str) -> Any:

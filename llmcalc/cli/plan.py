@@ -30,6 +30,7 @@ from .options import (
     WithMtp,
     WithTowers,
     about,
+    is_given,
     load_one,
     show,
     size,
@@ -39,6 +40,7 @@ from .options import (
 @takes_settings
 @takes_layout
 def command(
+    context: typer.Context,
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
@@ -66,7 +68,7 @@ def command(
     """
     if asked.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
-    if settings.phase == "inference":
+    if not is_given(context, "phase"):
         settings = settings.with_(phase="training")
     if settings.phase != "training":
         raise InputError(

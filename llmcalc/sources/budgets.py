@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InputError, shown, suggest
 from ..record import Record
+from ..units import NUMBER
 from .files import parse_toml, read_text, validated
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -59,7 +60,7 @@ EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 
 
 Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
-_BOUND = re.compile(r"\s*(<=|>=|==|<|>)?\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([A-Za-z]*)\s*")
+_BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
 class Limit(Record):
@@ -129,9 +130,13 @@ class ModelBudget(Record):
         """Bounds as tables, from what a file says."""
         if not isinstance(data, dict):
             return data
+        for name in data:
+            _check_key(name, cls.keys)
         made = {key: _bound(key, value) if key in KINDS else value for key, value in data.items()}
         if "fits" in made:
             made["fits"] = _fits(made["fits"])
+        if made.keys() <= {"target"}:
+            raise ValueError(f"bounds: none; expected one or more of {', '.join(cls.keys)}")
         return made
 
     @property
@@ -151,7 +156,19 @@ def read_budget(path: Path) -> Budget:
     data = parse_toml(read_text(path), str(path))
     if not data.get("model"):
         raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
+    if isinstance(data["model"], dict):
+        raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
     return validated(Budget, data, str(path))
+
+
+def _check_key(name: str, keys: tuple[str, ...]) -> None:
+    """Raises `ValueError` for a key that a model does not have."""
+    if name in Settings.model_fields:
+        key = next(key for key in reversed(keys) if name in SETTINGS[key])
+        raise ValueError(f"{name}: is a setting of a bound; expected it in one, such as {key} = {{ …, {name} = … }}")
+    known = ["target", *keys]
+    if name not in known:
+        raise ValueError(f"{name}: unknown field; expected one of {', '.join(known)}.{suggest(name, known)}")
 
 
 def _bound(key: str, value: Any) -> dict[str, Any]:
@@ -165,6 +182,8 @@ def _bound(key: str, value: Any) -> dict[str, Any]:
                 limits.append(_limit(f"{key}.{name}", value[name], kind, operator, fixed=True))
         if not limits:
             raise ValueError(f"{key}: no bound; expected max or min")
+        if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
+            raise ValueError(f"{key}: max is below min, and so no value holds; expected max of at least min")
     else:
         limits.append(_limit(key, value, kind, "<="))
     return {**settings, "limits": limits}

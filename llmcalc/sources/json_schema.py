@@ -15,15 +15,12 @@ from ..components.choice import PARTS
 from ..components.stack import Stack
 from ..record import NONE
 from .fields import field_members
-from .preset import Preset
+from .preset import UNWRITTEN, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 PARTIAL = "Partial"
 """The end of the name of a definition without required fields."""
-
-LEFT_OUT = ("name", "asked", "changes", "config", "notes")
-"""Fields of `Preset` that no file states."""
 
 
 def description_schema() -> dict[str, Any]:
@@ -38,7 +35,7 @@ def description_schema() -> dict[str, Any]:
         whole = definitions[name]
         definitions[name + PARTIAL] = {key: _partial(value) for key, value in whole.items() if key != "required"}
     root = definitions.pop("Preset")
-    root["properties"] = {key: value for key, value in root["properties"].items() if key not in LEFT_OUT}
+    root["properties"] = {key: value for key, value in root["properties"].items() if key not in UNWRITTEN}
     return {"$schema": DRAFT, "title": "llmcalc description", **_without(root, "title"), "$defs": definitions}
 
 

@@ -42,6 +42,10 @@ class Training(Record):
     note: str | None = None
 
 
+UNWRITTEN = ("name", "asked", "changes", "config", "notes")
+"""Fields of `Preset` that no file states."""
+
+
 class Preset(Record):
     """A named model. A user's own file requires only `model`.
 
@@ -76,6 +80,8 @@ class Preset(Record):
             dtype_of(self.dtype)
         except ValueError as error:
             raise ValueError(f"dtype: {error}") from None
+        if not self.title.isprintable():
+            raise ValueError("title: has characters that cannot be printed; expected text on one line")
         return self
 
     @property

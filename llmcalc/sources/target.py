@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, suggest
 from .files import parse_toml, read_stdin, read_text, require_shallow, validated
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
-from .preset import Preset
+from .preset import UNWRITTEN, Preset
 from .presets import aliases, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     if path.suffix == ".toml" or _is(path.is_file):
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, parse_toml(read_text(path), target)
+        return path.stem, target, _native(read_text(path), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
@@ -148,7 +148,7 @@ def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, d
 def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """The description in a `config.json` or in a native description; the first character tells which it is."""
     if not text.lstrip().startswith("{"):
-        return parse_toml(text, where)
+        return _native(text, where)
     from .huggingface.file import described, parse_json
 
     data = parse_json(text, where)
@@ -156,6 +156,15 @@ def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool
         return described(data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def _native(text: str, where: str) -> dict[str, Any]:
+    """A native description. Raises `InputError` for what only a loaded model has."""
+    data = parse_toml(text, where)
+    for name in UNWRITTEN:
+        if name in data:
+            raise InputError(f"{where}: {name}: unknown field; remove it or correct its name")
+    return data
 
 
 def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:

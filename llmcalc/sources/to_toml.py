@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from ..components.base import Part
 from ..components.stack import BASE, Stack
 from ..record import NONE
-from .preset import Preset
+from .preset import UNWRITTEN, Preset
 
-NOT_WRITTEN = {"model", "name", "asked", "changes", "config", "notes"}
+NOT_WRITTEN = {"model", *UNWRITTEN}
 
 
 def description(preset: Preset) -> dict[str, Any]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from .. import units
 from ..sources.budgets import KINDS, Limit
 from ..studies.budget import Check, broken
-from .document import Column, Report, Row, Table, noted
+from .document import Column, Report, Row, Shown, Table, noted, text_of
 from .notes import plural
 
 COLUMNS = (
     Column("key", "bound on", justify="left", wrap=True),
-    Column("measured", "value"),
-    Column("limit", "bound"),
+    Column("measured", "value", text_of),
+    Column("limit", "bound", text_of),
     Column("share", "of it", units.percent),
     Column("verdict", "verdict", justify="left", verdict=True),
 )
@@ -43,8 +44,8 @@ def _rows(target: str, checks: list[Check]) -> list[Row]:
         Row(
             [
                 _key(check),
-                _written(check.key, check.measured),
-                ", ".join(f"{limit.operator} {_bound(check.key, limit)}" for limit in check.limits),
+                Shown(_number(check.measured), _written(check, check.measured)),
+                Shown(_limits(check, lambda limit: str(_number(limit.value))), _limits(check, partial(_bound, check))),
                 _share(check),
                 "fits" if check.ok and check.on else "ok" if check.ok else "no",
             ]
@@ -61,13 +62,22 @@ def _key(check: Check) -> str:
     return f"{name} ({settings})" if settings else name
 
 
-def _written(key: str, value: Fraction) -> str:
-    return WRITE[KINDS.get(key, "bytes")](_number(value))
+def _written(check: Check, value: Fraction) -> str:
+    """A value as text: with all digits where a bound that is not the value would be the same text."""
+    write = WRITE[KINDS.get(check.key, "bytes")]
+    others = [limit.value for limit in check.limits if limit.value != check.measured]
+    near = any(write(_number(other)) == write(_number(check.measured)) for other in others)
+    return f"{_number(value):,}" if near else write(_number(value))
 
 
-def _bound(key: str, limit: Limit) -> str:
+def _limits(check: Check, text: Callable[[Limit], str]) -> str:
+    """`>= 8.00 B, <= 8.10 B`."""
+    return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
+
+
+def _bound(check: Check, limit: Limit) -> str:
     """A limit as text: with all digits where a value has to be equal to it."""
-    return f"{_number(limit.value):,}" if limit.operator == "==" else _written(key, limit.value)
+    return f"{_number(limit.value):,}" if limit.operator == "==" else _written(check, limit.value)
 
 
 def _share(check: Check) -> float | None:
@@ -113,6 +123,8 @@ def junit(file: str, checks: list[Check]) -> str:
 
 
 def failure(check: Check, limit: Limit) -> str:
-    """`params is 8,030,261,248; expected <= 8,000,000,000`."""
+    """`params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
+    kind = KINDS.get(check.key, "bytes")
+    unit = "parameters" if kind == "count" else kind
     measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
-    return f"{_key(check)} is {measured}; expected {limit.operator} {bound}"
+    return f"{_key(check)}: {measured} {unit}; expected {limit.operator} {bound}"

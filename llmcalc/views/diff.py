@@ -8,10 +8,11 @@ from statistics import median_low
 from typing import Any
 
 from .. import units
+from ..run.workload import Workload
 from ..sources.preset import Preset
 from ..studies.diff import Change, Difference, Quantity, Unit
-from .document import Column, Report, Row, Table
-from .notes import flops_a_token
+from .document import Column, Report, Row, Shown, Table, text_of
+from .notes import flops_a_token, plural, too_long, warned
 from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
@@ -26,35 +27,40 @@ SHOWN = 12
 """Nodes of a quantity in a table; the document has all."""
 
 QUANTITY_COLUMNS = (
-    Column("quantity", "quantity", justify="left"),
-    Column("before", "before"),
-    Column("after", "after"),
-    Column("change", "change"),
-    Column("relative", "relative"),
+    Column("quantity", "quantity", justify="left", wrap=True),
+    Column("before", "before", text_of),
+    Column("after", "after", text_of),
+    Column("change", "change", text_of),
+    Column("relative", "relative", units.signed_percent),
 )
 
 NODE_COLUMNS = (
-    Column("node", "node", justify="left"),
-    Column("before", "before"),
-    Column("after", "after"),
-    Column("change", "change"),
+    Column("node", "node", justify="left", wrap=True),
+    Column("before", "before", text_of),
+    Column("after", "after", text_of),
+    Column("change", "change", text_of),
 )
 
 FIELD_COLUMNS = (
-    Column("field", "field", justify="left"),
+    Column("field", "field", justify="left", wrap=True),
     Column("before", "before", wrap=True),
     Column("after", "after", wrap=True),
 )
 
 
-def report(found: Difference) -> Report:
-    """The answer as data and as tables: quantities, fields of the descriptions, and the nodes that differ."""
+def report(found: Difference, title: str = "") -> Report:
+    """The answer as data and as tables: quantities, fields of the descriptions, and the nodes that differ.
+
+    title: what is compared; by default the names of the models.
+    """
     before, after = found.before, found.after
     one = after or before
     assert one is not None
-    title = one.display if before is None or after is None else f"{before.display} → {after.display}"
+    title = title or " → ".join(each.display for each in (before, after) if each is not None)
+    warnings = _too_long(found)
     answer = "added" if before is None else "removed" if after is None else _answer(found)
     notes = [
+        *warnings,
         f"at {found.seq:,} tokens of one sequence, cache in {units.short_dtype(found.dtype)}",
         flops_a_token(found.seq),
     ]
@@ -66,7 +72,14 @@ def report(found: Difference) -> Report:
         tables.append(Table("Fields that differ", FIELD_COLUMNS, rows, name="fields"))
     if before is not None and after is not None:
         tables += [_nodes(name, nodes) for name, nodes in found.components.items() if nodes]
-    return Report(_data(found), tables)
+    target = " → ".join(each.target for each in (before, after) if each is not None)
+    return Report(_data(found), tables, warnings=warnings).of(target)
+
+
+def _too_long(found: Difference) -> list[str]:
+    """That a sequence has more tokens than a model was made for, with the model's name."""
+    models = [one for one in (found.before, found.after) if one is not None]
+    return [text for one in models for text in warned(one, too_long(one.model, Workload(seq=found.seq)))]
 
 
 def _answer(found: Difference) -> str:
@@ -76,12 +89,15 @@ def _answer(found: Difference) -> str:
         return "no count differs"
     if not total.changed:
         return "as many parameters"
-    return f"{_change(total)} parameters ({_relative(total)})"
+    relative = _relative(total)
+    aside = "" if relative is None else f" ({units.signed_percent(relative)})"
+    return f"{_change(total)} parameters{aside}"
 
 
 def _row(one: Quantity) -> Row:
-    change = (_change(one), _relative(one)) if one.changed else ("equal", None)
-    return Row([one.name, *_pair(one), *change])
+    before, after = _pair(one)
+    change = Shown(one.change, _change(one) if one.changed else "equal")
+    return Row([one.name, Shown(one.before, before), Shown(one.after, after), change, _relative(one)])
 
 
 def _pair(one: Quantity) -> list[str]:
@@ -104,8 +120,9 @@ def _change(one: Quantity) -> str:
     return f"{'+' if one.change > 0 else '−'}{WRITE[one.unit](abs(one.change))}"
 
 
-def _relative(one: Quantity) -> str:
-    return units.signed_percent(one.after / one.before - 1) if one.before and one.after is not None else ""
+def _relative(one: Quantity) -> float | None:
+    """The share by which a value changes; None if it does not, or has nothing to be a share of."""
+    return one.after / one.before - 1 if one.changed and one.before and one.after is not None else None
 
 
 def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
@@ -116,15 +133,15 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
     if (most := max(abs(one.change) for one in shown)) < scale.factor / 10:
         scale = scale_of(most)
 
-    def text(value: float | None) -> str:
-        return "–" if value is None else scale.write(value)
+    def cell(value: float | None) -> Shown:
+        return Shown(value, "–" if value is None else scale.write(value))
 
-    rows = [
-        Row([one.name, text(one.before), text(one.after), ("+" if one.change > 0 else "−") + text(abs(one.change))])
-        for one in shown
-    ]
+    def change(value: float) -> Shown:
+        return Shown(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
+
+    rows = [Row([one.name, cell(one.before), cell(one.after), change(one.change)]) for one in shown]
     more = len(nodes) - len(rows)
-    notes = [f"{more} more nodes differ (--format json has all)"] if more else []
+    notes = [f"{plural(more, 'further node')} differ{'s' * (more == 1)}: --format json has all"] if more else []
     unit = f", in {scale.name}" if scale.name else ""
     return Table(
         f"{name[0].upper()}{name[1:]} by node{unit}",

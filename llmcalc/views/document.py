@@ -64,6 +64,18 @@ class Column(NamedTuple):
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:"), "") if self.verdict and text else ""
 
 
+class Shown(NamedTuple):
+    """A raw value, and how people read it where the cells of a column have several units."""
+
+    value: Any
+    text: str
+
+
+def text_of(cell: Shown) -> str:
+    """How a column writes such cells."""
+    return cell.text
+
+
 class Row(NamedTuple):
     """One value a column; None leaves the cell empty. depth: how far the first cell is indented in text."""
 

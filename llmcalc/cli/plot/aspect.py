@@ -17,7 +17,9 @@ def command(
     least: LeastParams = None,
     most: MostParams = None,
 ) -> None:
-    """h/L and d_ff/h of all presets, or of those that the filters take, over size and year."""
+    """h/L and d_ff/h of all presets, by size and year.
+    Or of those that the filters take.
+    """
     needs_matplotlib()
     from ...plots.shapes import aspect
 

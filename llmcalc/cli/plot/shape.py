@@ -21,7 +21,7 @@ def command(
     allow_unknown: AllowUnknown = False,
     offline: OfflineOption = False,
 ) -> None:
-    """Other shapes with as many parameters as each model, from deep to wide."""
+    """Shapes with as many parameters, deep to wide."""
     needs_matplotlib()
     from ...plots.shapes import shape
 

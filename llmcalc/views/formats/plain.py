@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from ..document import Report, Table, cell_text
+from ..document import Report, Shown, Table, cell_text
 
 TARGET = "target"
 """The first column of every CSV: what was asked for."""
@@ -65,6 +65,8 @@ def _cells(table: Table) -> Iterator[list[Any]]:
 
 def _raw(value: Any) -> Any:
     """A value as CSV has it: nothing for none, and a whole number without a decimal point."""
+    if isinstance(value, Shown):
+        value = value.value
     if value is None:
         return ""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
