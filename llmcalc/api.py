@@ -19,7 +19,7 @@ from .model import ModelSpec
 from .optional import included
 from .run.counting import Pairs
 from .run.execution import AttentionImplementation, LatentForm
-from .run.given import maybe_whole, one_of, whole
+from .run.given import maybe_whole, one_of, text, whole
 from .run.workload import Phase
 from .sources.preset import Preset
 from .sources.target import load as load_target
@@ -42,7 +42,10 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
     """
     import json
 
-    changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
+    try:
+        changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
+    except TypeError as error:
+        raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
         return load_target(str(target), changes, allow_unknown=allow_unknown)
     config = target.to_dict() if hasattr(target, "to_dict") else target
@@ -51,6 +54,9 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
             f"model: {shown(target)}; expected a preset's name, a path, a parsed config.json, a configuration of "
             "transformers, a Preset or a ModelSpec"
         )
+    wrong = next((key for key in config if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise InputError(f"config: the key {shown(wrong)} is not text; expected a parsed config.json")
     return load_config(config, changes, allow_unknown=allow_unknown)
 
 
@@ -119,6 +125,7 @@ def flops(
     one_of("--pairs", pairs, Pairs)
     one_of("--attn-implementation", attn_implementation, AttentionImplementation)
     one_of("--mla", mla, LatentForm)
+    text("--recompute", recompute, "full")
     sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attn_implementation, recompute, mla)
     return Flops.made(flop_costs.flops(spec, sight, included(with_mtp)), preset)
 
@@ -138,6 +145,7 @@ def kv(
     whole("--batch", batch)
     maybe_whole("--seq", seq)
     maybe_whole("--source", source)
+    text("--dtype", dtype, "bf16")
     preset = preset_of(model)
     return Cache.made(cache_costs.kv(preset.model, batch, seq, dtype, source), preset)
 
@@ -167,7 +175,8 @@ def memory(
     preset = preset_of(model)
     chosen = settings_of(phase=phase, **settings)
     runtime = runtime_of(
-        None if hardware is None else find_hardware(hardware), expandable=chosen.allocator == "expandable"
+        None if hardware is None else find_hardware(text("--hardware", hardware, "h100")),
+        expandable=chosen.allocator == "expandable",
     )
     include = included(with_mtp, with_towers)
     found = on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)

@@ -14,14 +14,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def assert_counts() -> Callable[..., None]:
-    """`llmcalc.testing.assert_counts`, which takes a TARGET too: a preset's name, a config.json or a description."""
+    """`llmcalc.testing.assert_counts`, which takes a TARGET: a preset's name, a config.json or a description."""
 
     def compare(module: Any, spec: Any, **options: Any) -> None:
-        """module: any `nn.Module`. spec: a TARGET, or what `llmcalc.load` returns. options: as of `assert_counts`."""
+        """module, spec, options: as of `llmcalc.testing.assert_counts`."""
         __tracebackhide__ = True
-        from .api import load
         from .testing import assert_counts
 
-        assert_counts(module, load(spec) if isinstance(spec, str) else spec, **options)
+        assert_counts(module, spec, **options)
 
     return compare

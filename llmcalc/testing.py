@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import units
+from .api import Model, spec_of
 from .costs.flops import forward_of
 from .costs.params import total_of
+from .errors import InputError, shown
 from .flow.tree import Node
-from .model import ModelSpec
 from .run.sight import Sight
 from .run.workload import Workload
-from .sources.preset import Preset
 from .verify.measure import count_flops, parameters
 from .verify.reference import require_torch
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def assert_counts(
     module: nn.Module,
-    spec: Preset | ModelSpec,
+    spec: Model,
     *,
     inputs: tuple[Any, ...] | None = None,
     batch: int = 1,
@@ -38,14 +38,17 @@ def assert_counts(
     The message says how large the difference is and, if the module's layers are in a list, which layers differ.
 
     module: any `nn.Module`, on any device, `meta` included; a weight that several modules share counts once.
-    spec: the preset or spec to compare with.
+    spec: what to compare with, in any form that `llmcalc.params` takes: a name, a path, a config, a `Preset`.
     inputs: the arguments to call it with, such as token ids [batch, seq]. FLOPs are then compared too, counted as in
         eager attention (every query against every key). By default only parameters are compared.
     batch, seq: the sizes of these inputs, needed if the first is not a tensor of token ids.
     """
     require_torch("assert_counts")
-    model = spec.model if isinstance(spec, Preset) else spec
-    tree = model.tree()
+    if not hasattr(module, "named_parameters"):
+        raise InputError(f"module: {shown(module)} is not an nn.Module; expected the model to compare")
+    if inputs is not None and not isinstance(inputs, tuple | list):
+        raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
+    tree = spec_of(spec).tree()
     problems = _parameter_problems(module, tree)
     if inputs is not None:
         problems += _flop_problems(module, tree, inputs, batch, seq)

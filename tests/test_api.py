@@ -17,9 +17,9 @@ CONFIG = shapes_of("llama")[0]
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.flops("gpt2", seq=-1), "--seq: -1 is too small; expected at least 1"),
     (lambda: llmcalc.flops("gpt2", seq=0), "--seq: 0 is too small; expected at least 1"),
-    (lambda: llmcalc.flops("gpt2", seq=2.5), "--seq: 2.5 is not a whole number; expected one of at least 1"),  # type: ignore[arg-type]
+    (lambda: llmcalc.flops("gpt2", seq=2.5), "--seq: 2.5 is not a whole number; expected 1 or more"),  # type: ignore[arg-type]
     (lambda: llmcalc.flops("gpt2", batch=-3), "--batch: -3 is too small; expected at least 1"),
-    (lambda: llmcalc.flops("gpt2", batch=True), "--batch: True is not a whole number; expected one of at least 1"),
+    (lambda: llmcalc.flops("gpt2", batch=True), "--batch: True is not a whole number; expected 1 or more"),
     (lambda: llmcalc.flops("gpt2", context=-1), "--context: -1 is too small; expected at least 0"),
     (lambda: llmcalc.flops("gpt2", seq=2**41), "--seq: 2199023255552 is too large; expected at most 1099511627776"),
     (lambda: llmcalc.flops("gpt2", pairs="foo"), "--pairs: 'foo' is not known; expected one of full, causal"),  # type: ignore[arg-type]
@@ -28,7 +28,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.kv("gpt2", seq=0), "--seq: 0 is too small; expected at least 1"),
     (lambda: llmcalc.kv("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
     (lambda: llmcalc.memory("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
-    (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected one of at least 1"),  # type: ignore[arg-type]
+    (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected 1 or more"),  # type: ignore[arg-type]
     (lambda: llmcalc.params("gpt22"), "no preset, file or hub id called 'gpt22'"),
     (lambda: llmcalc.params(3), "model: 3; expected a preset's name, a path, a parsed config.json"),
     (lambda: llmcalc.params({"model_type": "llama", "hidden_size": -1}), "hidden_size: -1; expected a positive"),

@@ -17,7 +17,7 @@ from ..ops import ExpertLinear
 from ..optional import TOWERS
 from ..run.capacity import capacity_of
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
-from ..run.given import maybe_whole, one_of
+from ..run.given import maybe_whole, one_of, text
 from ..run.low_rank import Library
 from ..run.recompute import Recompute, recompute_of
 from ..units import dtype, short_dtype
@@ -313,6 +313,20 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
 
+EXAMPLES = {
+    "quantize": "nf4",
+    "optimizer": "adamw",
+    "bitsandbytes": "0.45.0",
+    "base": "nf4",
+    "recompute": "full",
+    "moe": "capacity:1.5",
+    "torch": "2.6",
+    "precision": "bf16-master",
+    "master_weights": "fp32",
+}
+"""Settings of which no number format is an example."""
+
+
 def settings_of(**given: Any) -> Settings:
     """The settings of these names and values. Raises `InputError` for a name that no setting has."""
     known = [one.name for one in fields(Settings)]
@@ -325,6 +339,9 @@ def settings_of(**given: Any) -> Settings:
         names = given.get(name)
         if names is not None:
             given[name] = (names,) if isinstance(names, str) else tuple(names)
+    for one in fields(Settings):
+        if one.type == "str | None" and given.get(one.name) is not None:
+            text(one.name, given[one.name], EXAMPLES.get(one.name, "bf16"))
     return Settings(**{**given, "phase": one_of("--phase", given.get("phase", "inference"), MemoryPhase)})
 
 

@@ -17,7 +17,7 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     Raises `InputError`, naming the option, if it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{option}: {shown(value)} is not a whole number; expected one of at least {least}")
+        raise InputError(f"{option}: {shown(value)} is not a whole number; expected {least} or more")
     if value < least:
         raise InputError(f"{option}: {shown(value)} is too small; expected at least {least}")
     if value > most:
@@ -28,6 +28,13 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Like `whole`, but also accepts None."""
     return None if value is None else whole(option, value, least, most)
+
+
+def text(option: str, value: Any, example: str) -> str:
+    """Returns the value if it is text. Raises `InputError`, naming the option and an example, if it is not."""
+    if not isinstance(value, str):
+        raise InputError(f"{option}: {shown(value)} is not text; expected a name such as {example!r}")
+    return value
 
 
 SPELLED = {"train": "training"}
