@@ -6,6 +6,7 @@ import gc
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -121,7 +122,7 @@ def main() -> None:
         sys.argv.append("--help")
     make_streams_whole()
     try:
-        code = app(standalone_mode=False, prog_name="llmcalc")
+        code = app(standalone_mode=False, prog_name=_name())
     except InputError as error:
         code = _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -140,6 +141,12 @@ def main() -> None:
             return
         code = _fail(_usage(error))
     sys.exit(code or 0)
+
+
+def _name() -> str:
+    """The name that the command was called by, of its two: completion is registered for it."""
+    called = Path(sys.argv[0]).stem
+    return called if called == "llmcalc-arch" else "llmcalc"
 
 
 def _fail(message: str) -> int:

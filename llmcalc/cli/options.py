@@ -19,6 +19,7 @@ from ..run.counting import Pairs
 from ..run.execution import AttentionImplementation
 from ..run.given import LARGEST, maybe_whole, one_of
 from ..run.recompute import MODES
+from ..sources.names import STDIN
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
@@ -48,13 +49,24 @@ Target: TypeAlias = Annotated[
 TargetOrNone: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
 ]
-Targets: TypeAlias = Annotated[
-    list[str], typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
-]
-TargetsOrNone: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False),
-]
+
+
+def _once_from_stdin(targets: list[str] | None) -> list[str] | None:
+    """Raises `InputError` if more than one TARGET is standard input."""
+    if (targets or []).count(STDIN) > 1:
+        raise InputError(f"TARGET: '{STDIN}' is given more than once; expected it once, since standard input ends")
+    return targets
+
+
+_SEVERAL: Any = typer.Argument(
+    metavar="TARGET",
+    help=TARGET_HELP,
+    autocompletion=complete_target,
+    show_default=False,
+    callback=_once_from_stdin,
+)
+Targets: TypeAlias = Annotated[list[str], _SEVERAL]
+TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

@@ -67,14 +67,19 @@ def written(path: Path, option: str) -> Iterator[TextIOWrapper]:
     """
     writable(path, option)
     if special(path):
-        with path.open("w", encoding="utf-8") as out:
-            yield out
+        try:
+            with path.open("w", encoding="utf-8") as out:
+                yield out
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritten(path, option, error) from None
         return
     target = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
     except OSError as error:
-        raise InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written") from None
+        raise _unwritten(path, option, error) from None
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
@@ -83,6 +88,10 @@ def written(path: Path, option: str) -> Iterator[TextIOWrapper]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unwritten(path: Path, option: str, error: OSError) -> InputError:
+    return InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written")
 
 
 def _umask() -> int:

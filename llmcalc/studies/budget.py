@@ -11,6 +11,7 @@ from typing import Any
 
 from ..costs.cache import kv
 from ..costs.flops import flops, sight_of
+from ..costs.limits import beyond
 from ..costs.params import params
 from ..costs.resident import MemoryPhase
 from ..device.memory import memory
@@ -32,7 +33,8 @@ class Check:
     """One value of a model beside its bounds.
 
     target: as the budget names it. key: of the budget. settings: of the run, those that the budget states. on: the
-    accelerator, for `fits`; empty elsewhere. measured: in parameters, FLOPs or bytes; exact.
+    accelerator, for `fits`; empty elsewhere. measured: in parameters, FLOPs or bytes; exact. warning: that the model
+    was not made for so many tokens; empty if it was.
     """
 
     target: str
@@ -41,6 +43,7 @@ class Check:
     measured: Fraction
     limits: tuple[Limit, ...]
     on: str = ""
+    warning: str = ""
 
     @property
     def ok(self) -> bool:
@@ -74,7 +77,8 @@ def _about(where: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        said = str(error).startswith(f"{where}: ")
+        raise InputError(str(error) if said else f"{where}: {error}") from None
 
 
 def _prepared(each: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
@@ -105,7 +109,8 @@ def _check_settings(key: str, bound: Bound | Fits) -> None:
 def _counting(each: ModelBudget, preset: Preset, key: str, bound: Bound, where: str) -> Callable[[], Check]:
     def count() -> Check:
         with _about(where):
-            return Check(each.target, key, bound.given, _measured(preset, key, bound), bound.limits)
+            measured = _measured(preset, key, bound)
+        return Check(each.target, key, bound.given, measured, bound.limits, warning=_too_long(preset, bound))
 
     return count
 
@@ -115,9 +120,14 @@ def _fitting(each: ModelBudget, preset: Preset, bound: Fits, hardware: Hardware,
         with _about(where):
             needed = _device_bytes(preset, bound, runtime_of(hardware))
         limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-        return Check(each.target, "fits", bound.given, Fraction(needed), (limit,), hardware.name)
+        warning = _too_long(preset, bound)
+        return Check(each.target, "fits", bound.given, Fraction(needed), (limit,), hardware.name, warning)
 
     return count
+
+
+def _too_long(preset: Preset, bound: Bound | Fits) -> str:
+    return beyond(preset.model, bound.seq or 0)
 
 
 def _measured(preset: Preset, key: str, bound: Bound) -> Fraction:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..sources.budgets import KINDS, Limit
 from ..studies.budget import Check, broken
-from .document import Column, Report, Row, Shown, Table, noted, text_of
+from .document import Column, Report, Row, Shown, Table, noted, said, text_of
 from .notes import plural
 
 COLUMNS = (
@@ -30,12 +30,14 @@ def report(file: str, checks: list[Check]) -> Report:
     missed = broken(checks)
     kept = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     answer = f"{plural(missed, 'bound')} of {len(checks)} broken" if missed else kept
-    notes = ["memory: that of one device, which has to fit (device_bytes); without a phase inference"]
+    warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
+    of_memory = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
+    notes = [*warnings, of_memory if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
     tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
     whole = Table(file, COLUMNS, [], answer=answer, name="bounds")
-    return Report(_data(file, checks), noted([whole, *tables], notes if has_memory else []))
+    return Report(_data(file, checks), noted([whole, *tables], notes), warnings=warnings)
 
 
 def _rows(target: str, checks: list[Check]) -> list[Row]:

@@ -48,17 +48,18 @@ FIELD_COLUMNS = (
 )
 
 
-def report(found: Difference, title: str = "") -> Report:
+def report(found: Difference, title: str = "", unread: str = "") -> Report:
     """The answer as data and as tables: quantities, fields of the descriptions, and the nodes that differ.
 
-    title: what is compared; by default the names of the models.
+    title: what is compared; by default the names of the models. unread: why the first could not be read, if so.
     """
     before, after = found.before, found.after
     one = after or before
     assert one is not None
     title = title or " → ".join(each.display for each in (before, after) if each is not None)
-    warnings = _too_long(found)
-    answer = "added" if before is None else "removed" if after is None else _answer(found)
+    warnings = [*([unread] if unread else []), *_too_long(found)]
+    new = "could not be read before" if unread else "added"
+    answer = new if before is None else "removed" if after is None else _answer(found)
     notes = [
         *warnings,
         f"at {found.seq:,} tokens of one sequence, cache in {units.short_dtype(found.dtype)}",
