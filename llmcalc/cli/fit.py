@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..costs.limits import usual_sequence
 from ..device.memory import memory
 from ..device.runtime import runtime_of
 from ..device.settings import Settings
@@ -87,7 +88,8 @@ def command(
             settings = settings.with_(phase="training")
         if settings.phase != "training" and global_batch is not None:
             raise InputError("--global-batch: is of training; expected --users, of each replica")
-    with about(preset), with_nearest(preset.model, asked):
+    tokens = usual_sequence(preset.model) if settings.seq is None else settings.seq
+    with about(preset), with_nearest(preset.model, asked, tokens):
         one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
         if asked.devices is None:
             alone = fit(one, accelerator)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import units
+from ..costs.limits import usual_sequence
 from ..costs.resident import fits
 from ..device.cluster import Cluster, worst
 from ..device.memory import memory
@@ -129,7 +130,8 @@ def command(
         preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     expandable = settings.allocator == "expandable"
     runtimes = [runtime_of(one, cublas_workspace, expandable) for one in named]
-    with about(preset), with_nearest(preset.model, asked if launched is None else ANY):
+    tokens = usual_sequence(preset.model) if settings.seq is None else settings.seq
+    with about(preset), with_nearest(preset.model, asked if launched is None else ANY, tokens):
         found = memory(
             preset.model,
             settings,

@@ -82,7 +82,7 @@ def command(
         one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
         found = plan_of(one, accelerator, asked, global_batch, rows)
         none = not found.plan.feasible and found.plan.nearest is None
-        answer = report(preset, found, nearest_text(preset.model, asked) if none else "")
+        answer = report(preset, found, nearest_text(preset.model, asked, one.states.workload.seq) if none else "")
     show(answer, fmt, output, notes, table)
     if not found.plan.feasible:
         raise typer.Exit(1)

@@ -30,20 +30,20 @@ GIVEN, UNEVEN = 2.0, 0.5
 
 
 @contextmanager
-def with_nearest(spec: ModelSpec, asked: Asked, most: int = 3) -> Iterator[None]:
-    """Adds to the error of an impossible layout the nearest possible ones."""
+def with_nearest(spec: ModelSpec, asked: Asked, seq: int | None = None, most: int = 3) -> Iterator[None]:
+    """Adds to the error of an impossible layout the nearest possible ones. seq: as of `nearest`."""
     try:
         yield
     except ImpossibleLayout as error:
         if not asked.anything:
             raise
-        found = nearest_text(spec, asked, most)
+        found = nearest_text(spec, asked, seq, most)
         raise InputError(f"{error}; {found}" if found else str(error)) from None
 
 
-def nearest_text(spec: ModelSpec, asked: Asked, most: int = 3) -> str:
-    """`nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is none."""
-    found = [_options(layout) for layout in islice(nearest(spec, asked), most)]
+def nearest_text(spec: ModelSpec, asked: Asked, seq: int | None = None, most: int = 3) -> str:
+    """`nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is none. seq: as of `nearest`."""
+    found = [_options(layout) for layout in islice(nearest(spec, asked, seq), most)]
     return f"nearest layouts: {'; '.join(found)}" if found else ""
 
 
@@ -52,15 +52,17 @@ def _options(layout: Layout) -> str:
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
-def nearest(spec: ModelSpec, asked: Asked) -> Iterator[Layout]:
+def nearest(spec: ModelSpec, asked: Asked, seq: int | None = None) -> Iterator[Layout]:
     """Yields layouts that the model can have, the nearest first.
+
+    seq: tokens of a sequence, which ranks may divide; None (default) if they are not known.
 
     The distance of two sizes is the logarithm of their ratio, and counts twice where the size was asked for.
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     seen: set[Layout] = set()
     for _, layout in sorted(_tries(spec, asked, layers), key=lambda one: (one[0], one[1].options())):
-        if layout not in seen and _is_possible(spec, layout, layers):
+        if layout not in seen and _divides(layout, seq) and _is_possible(spec, layout, layers):
             yield layout
         seen.add(layout)
 
@@ -151,6 +153,12 @@ def _built(asked: Asked, layers: int, want: dict[str, int], own: dict[str, Any])
     if asked.devices is not None:
         far += GIVEN * abs(log2(made.world / asked.devices))
     yield far, made
+
+
+def _divides(layout: Layout, seq: int | None) -> bool:
+    """Whether ranks can divide that many tokens evenly."""
+    ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    return seq is None or seq % ranks == 0
 
 
 def _is_possible(spec: ModelSpec, layout: Layout, layers: int) -> bool:

@@ -143,7 +143,8 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     ):
         own = kinds[mixture]
         x, y = [one[0] for one in own], [one[1] for one in own]
-        ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=label)
+        if own:
+            ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=label)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
     else:

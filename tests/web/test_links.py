@@ -25,9 +25,10 @@ USUAL = {
     "b": 1,
     "w": "bf16",
     "kv": "bf16",
+    "on": 1,
     "node": None,
 }
-NAMES = {"m": "models", "ctx": "ctx", "b": "batch", "w": "weights", "kv": "kv", "node": "node"}
+NAMES = {"m": "models", "ctx": "ctx", "b": "batch", "w": "weights", "kv": "kv", "on": "on", "node": "node"}
 """Field of a link → the name of what it sets in the state."""
 
 GROUPS = {"r": "run", "n": "steps", "l": "layout", "p": "plan"}
@@ -91,7 +92,7 @@ def restored(*links: str) -> list[dict[str, Any]]:
         import {{ state, restore, hash }} from "{(ROOT / "web/src/state.js").as_uri()}";
         for (const link of JSON.parse(process.argv[1])) {{
           await restore(link);
-          console.log(JSON.stringify({{ ...state, again: await hash() }}));
+          console.log(JSON.stringify({{ ...state, on: state.on + 1, again: await hash() }}));
         }}"""
     command = [node, "--input-type=module", "-e", program, json.dumps(links)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -121,7 +122,7 @@ def test_every_field_of_a_link_is_read() -> None:
     plain, wrong = restored("", "&".join(f"{name}=?!" for name in rows() if name not in ("m", "node")))
     assert {name: plain[NAMES[name]] for name in USUAL} == USUAL
     assert {**wrong, "again": ""} == {**plain, "again": ""}
-    values = {"m": "gpt2", "ctx": "1024", "b": "2", "w": "fp8", "kv": "int4", "node": "lm_head"}
+    values = {"m": "gpt2", "ctx": "1024", "b": "2", "w": "fp8", "kv": "int4", "on": "2", "node": "lm_head"}
     own = {"true": "false", "null": "3", "h100-sxm": "b200", "megatron": "torch", "adamw": "sgd", "bf16-master": "bf16"}
     own |= {"none": "full", "flash": "eager", "p2p": "a2a"}
     values |= {

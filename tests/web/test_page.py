@@ -85,6 +85,22 @@ def test_a_link_is_restored(visit: Open) -> None:
     assert page.locator("#cards tbody tr").count() == 2
 
 
+def test_a_link_says_which_model_is_looked_at(visit: Open) -> None:
+    page = visit("#m=gpt2,mixtral-8x7b&on=2&node=layers.mlp")
+    assert page.inner_text("h1").startswith("Mixtral 8x7B")
+    page.locator(".chip button").first.click()
+    page.wait_for_function("document.querySelector('h1').textContent.startsWith('GPT-2')")
+    assert "on=" not in page.url
+
+
+@pytest.mark.parametrize("link", ["#m=~abc", "#m=llama3-8b&node=layers.3-60.mlp"])
+def test_what_a_link_cannot_mean_is_left_out(visit: Open, link: str) -> None:
+    page = visit(link)
+    assert page.inner_text("h1").startswith("Llama 3 8B")
+    assert page.inner_text("#problem").startswith("This link is damaged") == ("~" in link)
+    assert page.inner_text("#node").endswith("self_attn")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("link", ["", "#m=gemma3-27b,deepseek-v3,bert-base&ctx=131072"])
 def test_a_telephone_scrolls_only_downwards(visit: Open, link: str, scheme: str) -> None:

@@ -180,7 +180,8 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     from llmcalc.views.cluster import report
 
     preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
-    with _about(preset), with_nearest(preset.model, asked):
+    seq = request["settings"].get("seq")
+    with _about(preset), with_nearest(preset.model, asked, seq):
         one = api.memory(preset, "training", **request["settings"])
         run = Cluster(one, asked.layout(), asked.kernels(), asked.framework_version or "")
         needed = worst(run.on(one.runtime)).device.device_bytes
@@ -205,7 +206,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
         one = on_one_device(preset.model, settings, preset.dtype, frozenset(), preset.config, runtime)
         found = plan_of(one, accelerator, asked, request["global_batch"], request["rows"])
         none = not found.plan.feasible and found.plan.nearest is None
-        found_document = document(report(preset, found, nearest_text(preset.model, asked) if none else ""))
+        nearest = nearest_text(preset.model, asked, one.states.workload.seq) if none else ""
+        found_document = document(report(preset, found, nearest))
     return {"plan": found_document, "exact": exact(found_document)}
 
 

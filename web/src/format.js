@@ -25,7 +25,7 @@ export function flops(value) {
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let size = Math.abs(value), unit = 0;
-  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  while (size >= 1023.5 && unit < units.length - 1) { size /= 1024; unit += 1; }
   const digits = size < 10 ? 2 : size < 100 ? 1 : 0;
   return [String(Math.sign(value) * Number(size.toFixed(digits))), units[unit]];
 }

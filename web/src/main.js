@@ -31,8 +31,13 @@ const problem = (text) => { $("problem").textContent = text; $("problem").hidden
 const request = (model) => ({ model: asked(model), ctx: state.ctx, batch: state.batch, weights: state.weights, kv: state.kv });
 const entry = (model) => shown.find((one) => one.model === model) ?? { model, title: model.hub ?? model.preset ?? "config.json" };
 
+/** Whether a tree has the node of that path. */
+const has = ({ children = [] }, path) => children.some((child) => path === child.name || (path.startsWith(`${child.name}.`) && has(child, path.slice(child.name.length + 1))));
+
 function chooseNode(model) {
-  if (state.node || !model.answer) return;
+  if (!model.answer) return;
+  if (state.node && !has(model.answer.params.tree, state.node)) state.node = null; // of a link, or of another model
+  if (state.node) return;
   const layer = (node, path) => (node.children ?? []).map((child) => [child, path ? `${path}.${child.name}` : child.name]);
   for (const [child, path] of layer(model.answer.params.tree, "").flatMap(([one, at]) => (one.kind === "layer" ? layer(one, at) : [[one, at], ...layer(one, at).flatMap(([two, below]) => (two.kind === "layer" ? layer(two, below) : []))]))) {
     if (child.params && ["attention", "state_space", "linear_attention"].includes(child.kind) && child.children) { state.node = path; return; }
@@ -51,7 +56,7 @@ function draw() {
   chooseNode(model);
   // Measured before anything is drawn: the browser would lay out the page once more for each place that is asked later.
   const room = Object.fromEntries(["treemap", "kv", "flops"].map((name) => [name, { width: $(name).clientWidth, height: $(name).clientHeight }]));
-  const view = { models: shown, model, room, defaults, withFirst, choose, pick, act, add, link };
+  const view = { models: shown, model, room, defaults, withFirst, choose, pick, act, add, link, copy: copied };
   chips();
   for (const panel of PANELS) panel.draw(view);
   const own = times.answers.at(-1);
@@ -231,8 +236,10 @@ async function begin() {
   try {
     await restore(window.location.hash.slice(1));
   } catch {
+    state.models = [{ preset: "llama3-8b" }];
     problem("This link is damaged: it does not hold a state of the page.");
   }
+  state.on = Math.min(state.on, state.models.length - 1);
   first = true;
   await update();
 }

@@ -47,7 +47,7 @@ export async function hash() {
     else if (model.hub) models.push(encodeURIComponent(`${model.hub}@${model.revision}`));
     else models.push(`~${await packed(JSON.stringify(JSON.parse(model.config)))}`);
   }
-  const text = `m=${models.join(",")}&ctx=${state.ctx}&b=${state.batch}&w=${state.weights}&kv=${state.kv}${state.node ? `&node=${encodeURIComponent(state.node)}` : ""}${linked(state)}`;
+  const text = `m=${models.join(",")}&ctx=${state.ctx}&b=${state.batch}&w=${state.weights}&kv=${state.kv}${state.on ? `&on=${state.on + 1}` : ""}${state.node ? `&node=${encodeURIComponent(state.node)}` : ""}${linked(state)}`;
   if (text.length > TOO_LONG) throw new Error("the pasted config is too long for a link");
   return text;
 }
@@ -62,7 +62,7 @@ export async function restore(text) {
   state.weights = WEIGHTS.includes(given.w) ? given.w : "bf16";
   state.kv = CACHES.includes(given.kv) ? given.kv : "bf16";
   state.node = given.node ? decodeURIComponent(given.node) : null;
-  state.on = 0;
+  state.on = within(given.on, 1, MOST, 1) - 1;
   Object.assign(state, unlinked(given));
   if (!given.m) { state.models = [{ preset: "llama3-8b" }]; return; }
   state.models = [];

@@ -7,6 +7,9 @@ import { state } from "../state.js";
 const NONE = ["none", ""];
 const STALE = ["…", ""];
 
+/** Whether a window is full, so that later tokens need less than the first ones. */
+const filled = (cache) => cache.bytes < cache.bytes_per_token * state.batch * state.ctx;
+
 function figures({ answer, memory }) {
   const { total, active } = answer.params.params;
   const cache = answer.kv.cache;
@@ -16,10 +19,10 @@ function figures({ answer, memory }) {
     active: count(active),
     whole: active === total,
     flops: answer.flops.error ? ["–", ""] : flops(answer.flops.flops.per_token),
-    flopsNote: answer.flops.error ?? `mean over ${tokens(state.ctx)} tokens, forward`,
+    flopsNote: answer.flops.error ?? `forward, mean over ${tokens(state.ctx)} tokens, no mask`,
     perToken: cache ? bytes(cache.bytes_per_token) : NONE,
     cache: cache ? bytes(cache.bytes) : NONE,
-    cacheNote: cache ? `${joined(bytes(cache.bytes))} for ${state.batch} × ${tokens(state.ctx)} tokens` : "it reads a sequence in one pass",
+    cacheNote: cache ? `${joined(bytes(cache.bytes))} for ${state.batch} × ${tokens(state.ctx)} tokens${filled(cache) ? ", as windows fill" : ""}` : "it reads a sequence in one pass",
     memory: device ? bytes(device.device_bytes) : memory?.error ? ["–", ""] : STALE,
     memoryNote: device ? `peak, ${state.weights} weights, on one device` : memory?.error ?? "counting…",
   };

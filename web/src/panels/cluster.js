@@ -4,6 +4,7 @@ import { $, h } from "../dom.js";
 import { check, choice, command, line, number, style } from "../fields.js";
 import { bytes, gib, integer, joined, percent } from "../format.js";
 import { bar, fitting, legend, partsOf, PHASES, words } from "../held.js";
+import { goesOn, said, usual } from "../kernels.js";
 import { FIELDS, layoutOf, options, request, same, starts } from "../run.js";
 import { timetable } from "../schedule.js";
 import { asked, state, target } from "../state.js";
@@ -20,6 +21,10 @@ let made = null, view = null, answer = null, planned = null, width = 0;
 let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
 const layouts = asking("cluster", "cluster-status", (found, along) => {
+  if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
+    view.link();
+    return ask();
+  }
   if (found.error && unchanged() && same(along.model, asked(view.model.model))) return another(found.error, along.model);
   answer = { ...found, ...along };
   window.llmcalc.cluster = found.found?.cluster;
@@ -51,7 +56,7 @@ function make() {
   const plan = [
     number("plan", "devices", "devices", again),
     choice("plan", "hardware", "Accelerator", again, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("plan", "global_batch", "sequences a step", again, { empty: "a micro-batch of each", note: "Of all devices; a micro-batch of each if not given" }),
+    number("plan", "global_batch", "sequences a step", again, { empty: "default", note: "Of all devices; a micro-batch of each if not given" }),
   ];
   const button = h("button", { type: "button", class: "act", onclick: () => { view.link(); planned = null; plans.forget(); askPlan(); } }, "Find layouts that fit");
   made = { controls, plan, line: line(), planLine: line(), body: h("div", {}), ranked: h("div", {}), more: h("div", { class: "more" }) };
@@ -106,6 +111,7 @@ function more() {
 function ask() {
   first();
   const { model } = view, config = asked(model.model);
+  if (usual(config)) view.link();
   for (const one of [...made.controls, ...made.plan]) one.update();
   more();
   made.line.write(command(model.model, "run", "steps", "layout"));
@@ -144,9 +150,10 @@ function grid(used, layout) {
   const most = Math.max(...used.by_rank.map((one) => one.device_bytes)), each = layout.world / layout.pp;
   const differs = (one, i) => { const { stage, device_bytes: size } = used.by_rank[i - 1] ?? {}; return stage !== one.stage || size !== one.device_bytes; };
   const cells = used.by_rank.filter(differs), columns = [6, 5, 4, 3].find((n) => cells.length % n === 0) ?? Math.min(cells.length, 6);
-  return h("ol", { class: "ranks", style: `--columns:${columns}` }, cells.map((one) => {
-    const worst = one.rank === used.peak_rank, first = one.rank % each === 0;
-    const ranks = first && each > 1 ? `ranks ${one.rank}–${one.rank + each - 1}` : `rank ${one.rank}`;
+  return h("ol", { class: "ranks", style: `--columns:${columns}` }, cells.map((one, i) => {
+    const worst = one.rank === used.peak_rank, next = cells[i + 1]?.rank ?? layout.world;
+    const last = Math.min(next, one.rank - (one.rank % each) + each) - 1; // of those that hold as much
+    const ranks = last > one.rank ? `ranks ${one.rank}–${last}` : `rank ${one.rank}`;
     return h("li", { class: worst ? "worst" : "", title: words(partsOf(one)) },
       h("div", {}, h("b", {}, layout.pp === 1 ? "All layers" : `Stage ${one.stage}`), worst ? h("em", {}, layout.pp > 1 ? "most" : "") : ""),
       h("span", {}, `${ranks}, layers ${layersOf(one)}`), bar(partsOf(one), most), h("strong", {}, joined(bytes(one.device_bytes))));
@@ -180,6 +187,7 @@ function paintAll() {
   const where = layout.pp > 1 ? `rank ${worst.rank} of stage ${worst.stage}` : `rank ${worst.rank}`;
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
+    said(answer.model),
     instead ? h("p", { class: "quiet instead" }, `The page begins with another layout, which this model cannot have: ${instead.why}.`) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
     legend(parts, used.device_bytes, false), grid(used, layout),
@@ -191,7 +199,7 @@ function paintAll() {
 
 function planTable(plan) {
   const shown = plan.feasible.filter((one) => one.replayed), rows = shown.length ? shown : plan.feasible.slice(0, 1);
-  const head = ["", "layout", "needed, GiB", "headroom", "sent", "idle", "micro-batches"];
+  const head = ["", "layout", "needed, GiB", "headroom, GiB", "sent, GiB", "idle", "micro-batches"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Layouts that fit, the best first" }, h("table", { class: "plan" },
     h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}))))),
     h("tbody", {}, rows.map((one) => {

@@ -37,12 +37,12 @@ function typeset(latex) {
   return place;
 }
 
-function drawn(document) {
+function drawn(document, copy) {
   const rows = document.formulas.map((formula) => h("div", { class: "row" },
     h("small", {}, `${TITLES[formula.quantity] ?? formula.quantity}${formula.repeat > 1 ? `, one of ${formula.repeat}` : ""}`),
     typeset(formula.latex),
     h("p", {}, "= ", h("b", {}, integer(formula.value)), formula.in_units_of_h ? h("span", { class: "quiet" }, `  = ${formula.in_units_of_h}`) : "",
-      h("button", { type: "button", class: "plain", onclick: () => navigator.clipboard.writeText(formula.latex) }, "Copy LaTeX"))));
+      h("button", { type: "button", class: "plain", onclick: (event) => copy(event.currentTarget, formula.latex) }, "Copy LaTeX"))));
   const symbols = Object.entries(document.symbols).map(([name, { field, value }]) => h("li", {}, h("i", {}, name), ` ${field}${value === null || value === undefined ? "" : ` = ${integer(value)}`}`));
   const sources = [...new Set(document.formulas.map((formula) => formula.source).filter(Boolean))];
   return [h("div", { class: "rows" }, rows), h("ul", { class: "symbols" }, symbols), sources.length ? h("p", { class: "quiet" }, `Source: ${sources.join("; ")}`) : ""];
@@ -76,7 +76,7 @@ export async function draw(view) {
     const { found, settings } = made;
     const elsewhere = settings.ctx !== state.ctx || settings.kv !== state.kv;
     const text = `Values at ${integer(settings.ctx)} tokens and a ${settings.kv} cache. For others: `;
-    place.replaceChildren(...drawn(found), elsewhere ? offer(again, text) : "");
+    place.replaceChildren(...drawn(found, view.copy), elsewhere ? offer(again, text) : "");
   } catch (error) {
     if (key !== latest) return;
     place.replaceChildren(h("p", { class: "error" }, error.message));

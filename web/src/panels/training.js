@@ -4,7 +4,8 @@ import { $, h, s } from "../dom.js";
 import { choice, command, line, slider, style } from "../fields.js";
 import { bytes, gib, integer, joined } from "../format.js";
 import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../held.js";
-import { request } from "../run.js";
+import { goesOn, said, usual } from "../kernels.js";
+import { request, same } from "../run.js";
 import { asked, state } from "../state.js";
 
 const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
@@ -14,6 +15,10 @@ const LABEL = 21; // pixels between two names of capacities
 let made = null, view = null, answer = null, width = 0;
 
 const question = asking("training", "training-status", (found, along) => {
+  if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
+    view.link();
+    return ask();
+  }
   answer = { ...found, ...along };
   window.llmcalc.training = found.found?.training;
   paintAll();
@@ -35,10 +40,11 @@ function make() {
 }
 
 function ask() {
-  const { model } = view;
+  const { model } = view, config = asked(model.model);
+  if (usual(config)) view.link();
   for (const one of made.controls) one.update();
   made.line.write(command(model.model, "run"));
-  question.ask({ model: asked(model.model), settings: request(state, "run") }, { title: model.title });
+  question.ask({ model: config, settings: request(state, "run") }, { title: model.title, model: config });
 }
 
 const moment = ({ phase, node }) => `${PHASES[phase]}${node ? `, ${node}` : ""}`;
@@ -144,7 +150,8 @@ function paintAll() {
   const key = steady(used).map(([kind]) => h("span", {}, h("i", { style: `background:${paint(kind)}` }), named(kind)));
   const tensors = joined(bytes(used.peak_bytes)), run = `${workload.batch} × ${integer(workload.seq)} tokens`;
   made.body.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed to train ${answer.title} on ${run}. The peak, ${tensors}, is in the ${moment(used.peak_at)}; ${joined(bytes(used.after_step_bytes))} stay after a step.`),
+    said(answer.model),
+    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed to train ${answer.title} on ${run}. The peak, ${tensors} in the allocator's blocks, is in the ${moment(used.peak_at)}; ${joined(bytes(used.after_step_bytes))} stay after a step.`),
     phases(used), h("h3", {}, "Module by module"), h("div", { class: "legend" }, key, h("span", {}, h("i", { class: "rest" }), "gradients, activations kept and temporary tensors")), place,
     h("h3", {}, "On one accelerator"), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
   timeline(place, used, fits);
