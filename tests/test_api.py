@@ -29,6 +29,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.kv("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
     (lambda: llmcalc.memory("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
     (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected 1 or more"),  # type: ignore[arg-type]
+    (lambda: llmcalc.memory("gpt2", dtype=3), "dtype: 3 is not text; expected a name such as 'bf16'"),
+    (lambda: llmcalc.memory("gpt2", hardware=24), "--hardware: 24 is not text"),  # type: ignore[arg-type]
+    (lambda: llmcalc.kv("gpt2", dtype=None), "--dtype: none is not text"),  # type: ignore[arg-type]
+    (lambda: llmcalc.flops("gpt2", recompute=3), "--recompute: 3 is not text"),  # type: ignore[arg-type]
+    (lambda: llmcalc.load("gpt2", hidden_size={1}), "overrides: Object of type set is not JSON serializable"),
+    (lambda: llmcalc.params({"model_type": "llama", 3: 4}), "config: the key 3 is not text"),
     (lambda: llmcalc.params("gpt22"), "no preset, file or hub id called 'gpt22'"),
     (lambda: llmcalc.params(3), "model: 3; expected a preset's name, a path, a parsed config.json"),
     (lambda: llmcalc.params({"model_type": "llama", "hidden_size": -1}), "hidden_size: -1; expected a positive"),

@@ -152,12 +152,20 @@ def test_the_plugin_compares_a_module_with_a_target(tmp_path: Path) -> None:
         "import llmcalc\n"
         "import pytest\n"
         "import torch\n"
+        "from llmcalc.sources.to_toml import dump_toml\n"
         "def made(layers):\n"
         "    spec = llmcalc.load(f'qwen3-0.6b?num_hidden_layers={layers}').model\n"
         "    with torch.device('meta'):\n"
         "        return spec.reference()\n"
         "def test_equal(assert_counts):\n"
         "    assert_counts(made(2), 'qwen3-0.6b?num_hidden_layers=2')\n"
+        "def test_path(assert_counts, tmp_path):\n"
+        "    file = tmp_path / 'm.toml'\n"
+        "    file.write_text(dump_toml(llmcalc.load('qwen3-0.6b?num_hidden_layers=2')))\n"
+        "    assert_counts(made(2), file)\n"
+        "def test_no_module(assert_counts):\n"
+        "    with pytest.raises(llmcalc.InputError, match='module: 3 is not an nn.Module'):\n"
+        "        assert_counts(3, 'gpt2')\n"
         "def test_other(assert_counts):\n"
         "    with pytest.raises(AssertionError, match='parameters'):\n"
         "        assert_counts(made(2), 'qwen3-0.6b?num_hidden_layers=3')\n"
@@ -172,7 +180,7 @@ def test_the_plugin_compares_a_module_with_a_target(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout
-    assert "2 passed" in ran.stdout
+    assert "4 passed" in ran.stdout
 
 
 def test_the_plugin_and_both_scripts_are_named() -> None:

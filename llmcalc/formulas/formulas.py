@@ -179,11 +179,8 @@ class Formulas:
             exact = exact or [n for n in nodes[1:] if _fits(asked, n.steps, gaps)]
         if not exact:
             tails = {".".join(s[0] for s in n.steps[i:]) for n in nodes for i in range(len(n.steps))}
-            near = (
-                suggest(query, sorted(tails))
-                or " Expected one of "
-                f"{', '.join(dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children))}."
-            )
+            large = dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children or len(n.steps) == 1)
+            near = suggest(query, sorted(tails)) or f" Expected one of {', '.join(large)}."
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 

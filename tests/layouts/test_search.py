@@ -139,6 +139,13 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
     assert not found.found
 
 
+def test_the_nearest_layouts_divide_the_tokens() -> None:
+    """Nine heads are divided by 3, and 2,048 tokens are not."""
+    spec, asked = llmcalc.load("smollm-135m").model, Asked(tp=2, sequence_parallel=True)
+    assert {layout.tp for layout in islice(nearest(spec, asked), 5)} >= {3}
+    assert {layout.tp for layout in islice(nearest(spec, asked, 2048), 5)} == {1}
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "first"),
     [

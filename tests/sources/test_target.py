@@ -71,6 +71,8 @@ class TestStandardInput:
             ("{", "standard input: not valid JSON"),
             ('{"model_type": "llamma"}', "'llamma' is not supported"),
             (b"\xff\xfe\x00", "not text"),
+            ('changes = ["num_hidden_layers=9"]\n', "standard input: changes: unknown field"),
+            ('title = "\\u001b[31m"\n[model]\n', "standard input: "),
             ("x" * 1_000_001, "too large"),
         ],
     )

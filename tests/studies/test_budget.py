@@ -72,6 +72,19 @@ def test_a_broken_bound_is_exit_1_and_a_failure(budget: Path, tmp_path: Path, ru
     assert "the bound holds" in out
 
 
+def test_a_bound_missed_by_one_has_all_digits(tmp_path: Path, run: Any) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text('[[model]]\ntarget = "llama3-8b"\nparams = 8_030_261_247\nfits = { on = ["h100"], seq = 10_000 }\n')
+    code, out, _ = run("budget", str(file), "--junit", str(tmp_path / "j.xml"))
+    assert code == 1
+    assert "8,030,261,248" in out
+    assert "<= 8,030,261,247" in out
+    assert "10,000 tokens are more than the model's max_position_embeddings of 8,192" in out.replace("\n    ", " ")
+    assert "params: 8,030,261,248 parameters; expected &lt;= 8,030,261,247" in (tmp_path / "j.xml").read_text()
+    _, out, _ = run("budget", str(file), "--format", "csv")
+    assert "llama3-8b,params,8030261248,<= 8030261247,1.0000000001" in out
+
+
 def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     (tmp_path / "models").mkdir()
@@ -114,8 +127,11 @@ def test_units(text: str, exact: int, tmp_path: Path) -> None:
     [
         ('params = "<= 8.1X"', "params: 'X' is no unit of it; expected a number such as 8.1B or 350M"),
         ('params = "8 KiB"', "params: 'KiB' is no unit of it"),
-        ('parms = "8B"', "parms: unknown field; remove it or correct its name. Did you mean params"),
+        ('parms = "8B"', "memory, fits. Did you mean params"),
         ('params = { max = "8B", seq = 5 }', "params.seq: unknown field; expected one of max, min"),
+        ('seq = 5\nparams = "8B"', "seq: is a setting of a bound; expected it in one"),
+        ('params = "8,1B"', "params: '8,1B' is no bound"),
+        ('params = { max = "8B", min = "9B" }', "params: max is below min"),
         ("params = true", "params: True is no bound"),
         ("params = 8.5", "params: 8.5 is no bound"),
         ('memory = { phase = "training" }', "memory: no bound; expected max or min"),
@@ -143,9 +159,11 @@ def test_a_wrong_bound_is_refused(text: str, message: str, tmp_path: Path, run: 
     [
         ("", "no model; expected tables [[model]]"),
         ('[[model]]\nparams = "8B"\n', "model.0.target: required field is missing"),
-        ('[[model]]\ntarget = "gpt3.5"\n', "no preset, file or hub id called 'gpt3.5'"),
+        ('[[model]]\ntarget = "gpt3.5"\nparams = 1\n', "no preset, file or hub id called 'gpt3.5'"),
         ("[[model]\n", "not valid TOML"),
-        ('[[model]]\ntarget = "gpt2"\n[other]\n', "other: unknown field"),
+        ('[[model]]\ntarget = "gpt2"\nparams = 1\n[other]\n', "other: unknown field"),
+        ('[[model]]\ntarget = "gpt2"\n', "bounds: none; expected one or more of params"),
+        ('[model]\ntarget = "gpt2"\n', "expected a list of them, each under [[model]]"),
     ],
 )
 def test_a_wrong_budget_is_refused(text: str, message: str, tmp_path: Path, run: Any) -> None:

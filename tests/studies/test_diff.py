@@ -109,9 +109,36 @@ def test_files_are_compared_with_a_commit(repository: Path, run: Any) -> None:
     assert removed["quantities"][0]["before"] == changed["quantities"][0]["before"]
 
 
+def test_a_file_that_could_not_be_read_is_repaired(repository: Path, run: Any) -> None:
+    config = repository / "small" / "config.json"
+    whole = config.read_text()
+    config.write_text("{")
+    subprocess.run(
+        ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "-qam", "Broken"], check=True
+    )
+    config.write_text(whole)
+    code, out, _ = run("diff", "--git", "HEAD", "small/config.json")
+    assert code == 0
+    assert out.startswith("small/config.json since HEAD: could not be read before\n")
+    assert "HEAD:small/config.json: not valid JSON" in out
+    config.write_text("{")
+    assert run("diff", "--git", "HEAD", "small/config.json").code == 2
+
+
+def test_csv_has_raw_values_and_both_targets(run: Any) -> None:
+    _, out, _ = run("diff", "llama3-8b", "llama3-8b?num_hidden_layers=33", "--format", "csv")
+    assert "llama3-8b → llama3-8b?num_hidden_layers=33,parameters,8030261248,8248373248,218112000,0.0271" in out
+
+
+def test_a_sequence_that_a_model_could_not_run_is_told(run: Any) -> None:
+    out = run("diff", "gpt2", "llama3-8b", "--seq", "4k").out
+    assert "gpt2: 4,096 tokens do not fit the model's table of 1,024 learned positions" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("-", "-"), "TARGET: '-' is given more than once"),
         (("--git", "nowhere", "small/config.json"), "--git nowhere: there is no such commit, branch or tag here"),
         (("--git", "--help", "small/config.json"), "--git --help: expected a commit"),
         (("--git", "HEAD", "small"), "small: with --git expected a file"),

@@ -63,6 +63,15 @@ def test_the_largest_numbers_fit_and_the_next_ones_do_not(run: Any, phase: str) 
             assert (json.loads(out)["fits"][0]["verdict"] == "no") == bool(code)
 
 
+@pytest.mark.parametrize("words", [("--phase", "inference"), ("--users", "2"), ("--phase", "decode")])
+def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: tuple[str, ...]) -> None:
+    """Without one it is training."""
+    of = (SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64")
+    served = asked(run, *of, *words)
+    assert served["workload"]["phase"] == (words[1] if words[0] == "--phase" else "inference")
+    assert asked(run, *of)["workload"]["phase"] == "training"
+
+
 def test_users_are_sequences(run: Any) -> None:
     words = (SMALL, "--hardware", "2GiB", "--seq", "64")
     assert asked(run, *words, "--users", "3")["device_bytes"] == asked(run, *words, "--batch", "3")["device_bytes"]

@@ -171,7 +171,6 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
         (("plan", SMALL, "--hardware", "h100"), "--devices: missing; expected the number of accelerators"),
         (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
         (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: is of many devices"),
-        (("fit", SMALL, "--hardware", "h100", "--devices", "2", "--users", "2"), "--users"),
         (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plans are of training"),
         (("memory", SMALL, "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp, --pp"),
         (("memory", SMALL, "--tp", "2", "--framework", "megatron"), "--framework megatron: is of training"),
