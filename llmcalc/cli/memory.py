@@ -41,6 +41,7 @@ from .options import (
     WithMtp,
     WithTowers,
     about,
+    is_given,
     load_one,
     show,
 )
@@ -71,6 +72,13 @@ def launched_settings(launched: Launch, settings: Settings, asked: Asked) -> tup
     return Settings(**{"phase": "training", **launched.settings, **added}), asked
 
 
+def said_again(launched: Launch, **options: object) -> None:
+    """Raises `InputError` for an option of the model, which the file says."""
+    for name, value in options.items():
+        if value:
+            raise InputError(f"{option(name)}: {launched.where} says which model it trains; expected no such option")
+
+
 def version_date(asked: Asked) -> date | None:
     """The date of the framework's version; None for the newest."""
     return dated(asked.framework_version or "")
@@ -79,6 +87,7 @@ def version_date(asked: Asked) -> date | None:
 @takes_settings
 @takes_layout
 def command(
+    context: typer.Context,
     settings: Settings,
     asked: Asked,
     target: TargetOrNone = None,
@@ -116,6 +125,10 @@ def command(
     if launch is not None:
         gpu = named[0].name.upper() if named else ASSUMED
         launched = read_launch(launch, asked.devices, allow_unknown, date=version_date(asked), gpu=gpu)
+        if is_given(context, "phase") and settings.phase != "training":
+            raise InputError(f"--phase: {launched.where} is a run of training; expected no such option")
+        if launched.spec is not None:
+            said_again(launched, set=overrides, head=head, with_mtp=with_mtp, with_towers=with_towers)
         settings, asked = launched_settings(launched, settings, asked)
     if launched is not None and launched.spec is not None:
         if target is not None:

@@ -239,7 +239,7 @@ class Divided(Eager):
         return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
 
     def step(self, step: Step) -> None:
-        if step.weight is not None and step.ins and is_divided(step.outs[0].axes):
+        if step.weight is not None and step.ins and is_divided(step.outs[0].axes) and not self.missing(step.ins[0]):
             self._enter(step)
         super().step(step)
 

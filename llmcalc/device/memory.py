@@ -146,7 +146,7 @@ class Memory:
             (use.optimizer is not None and use.optimizer.name == "adamw-8bit", "bitsandbytes/optim/optimizer.py"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(settings.block(use)), "a paged cache, written in place"),
-            (_is_recurrent(self.spec), "published kernels of recurrent layers (llmcalc/kernels/published)"),
+            (is_recurrent(self.spec), "published kernels of recurrent layers (llmcalc/kernels/published)"),
         ]
         sources = "; ".join(text for holds, text in of_libraries if holds)
         guesses = [
@@ -168,7 +168,7 @@ USUAL = Settings()
 """Inference with every default."""
 
 
-def _is_recurrent(spec: ModelSpec) -> bool:
+def is_recurrent(spec: ModelSpec) -> bool:
     """Whether a layer has a state that is updated token by token."""
     return any(isinstance(place.node.op, State) for place in spec.tree().walk())
 

@@ -415,11 +415,27 @@ class MegatronSettings(MegatronArguments):
                     f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
                     "expected a multiple"
                 )
+        self._check_context()
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
         if self.kind == "t5" and self.decoder_seq_length is None:
             raise InputError("--decoder-seq-length: missing; T5 needs it")
         self.layout()
+
+    def _check_context(self) -> None:
+        """Raises `InputError` for what ranks of one sequence do not divide."""
+        parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
+        for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
+            if self.cp > 1 and tokens % parts:
+                self._refuse(name, f"a multiple of 2 · context-parallel size = {parts}")
+        heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
+        if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
+            own = [max(1, (of or 1) // self.tp) for of in heads]
+            if any(each % self.cp for each in own):
+                raise InputError(
+                    f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {own[0]} heads and "
+                    f"{own[1]} key heads of a rank; expected a divisor of both, or p2p"
+                )
 
     def _positive(self, name: str, value: Any) -> None:
         if value is None:

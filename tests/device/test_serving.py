@@ -115,6 +115,17 @@ def test_every_rank_holds_its_share(phase: Any) -> None:
     assert cluster.communication is None
 
 
+@pytest.mark.parametrize("name", ["t5-small", "whisper-tiny"])
+def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> None:
+    """A decoding step of a divided encoder-decoder: each of two ranks holds more than half, and less than all."""
+    one = memory(llmcalc.load(name).model, Settings(phase="decode", seq=64))
+    (alone,), (rank, _) = (
+        [each.device.exact_bytes for each in Cluster(one, layout, "torch").by_rank]
+        for layout in (Layout(), Layout(tp=2))
+    )
+    assert alone / 2 < rank < alone
+
+
 def test_layers_have_their_numbers_in_the_model() -> None:
     cluster = memory_of(tiny(), Layout(pp=2), phase="prefill", seq=64)
     first, last = (

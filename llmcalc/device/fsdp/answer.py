@@ -20,7 +20,7 @@ from ...run.layout import Layout
 from ...run.titan import TitanSettings
 from ..answer import TORCH, DeviceMemory, Term, device_memory
 from ..fold import Loop, loops
-from ..memory import Memory
+from ..memory import Memory, is_recurrent
 from ..recording import Recorded, Recorder
 from ..ring import part_of_sequence, ring_of
 from ..runtime import HOPPER, Runtime
@@ -73,6 +73,11 @@ def fsdp_memory(
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
+    if layout.cp > 1 and is_recurrent(spec):
+        raise InputError(
+            f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
+            "expected --cp 1"
+        )
     sharded = sharding(how, layout, rank, fsdp)
     tensors = _known(layout, fsdp, tensors or (WITNESSED if layout.pp == 1 else PIPED))
     if layout.pp > 1:

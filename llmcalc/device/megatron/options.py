@@ -14,8 +14,10 @@ from ...components.mixers.mla import MLA
 from ...errors import InputError
 from ...flow.axis import extent
 from ...layouts.asked import dated
+from ...layouts.search import routed_experts
 from ...model import ModelSpec
-from ...run.layout import Layout
+from ...optional import MTP
+from ...run.layout import ImpossibleLayout, Layout
 from ...run.megatron import EXCHANGES, MegatronSettings
 from ...units import dtype, short_dtype
 from ..memory import Memory
@@ -106,6 +108,20 @@ def _check(one: Memory, layout: Layout) -> None:
         raise InputError(f"--phase {chosen.phase}: Megatron's runs are of training; expected training")
     if one.spec.kind != "decoder":
         raise InputError(f"--framework megatron: {one.spec.kind} models are read from launch files; expected --launch")
+    if MTP.name in one.states.count.include:
+        raise InputError(
+            "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
+        )
+    experts = routed_experts(one.spec)
+    if experts and experts % layout.ep:
+        fit = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {fit}")
+    parts = 2 * layout.cp
+    if layout.cp > 1 and one.states.workload.seq % parts:
+        raise InputError(
+            f"--seq {one.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple of "
+            f"{parts}"
+        )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
     if layout.schedule not in ("1f1b", "interleaved"):

@@ -54,8 +54,11 @@ def read_accelerate(
 def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fetch | None) -> Launch:
     reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
     unknown_keys(reading, data, (*ACCELERATE_READ, *ACCELERATE_IGNORED), "", "no key that is known")
-    if world_size is None and data.get("num_processes"):
-        world_size = size_of(reading, "num_processes", data["num_processes"])
+    if data.get("num_processes") is not None:
+        processes = size_of(reading, "num_processes", data["num_processes"])
+        if world_size not in (None, processes):
+            reading.notes.append(f"--world-size {world_size} in the place of num_processes: {processes}")
+        world_size = world_size or processes
     world = reading.devices(world_size)
     machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
     kind = str(data.get("distributed_type", "NO")).upper()[:40]

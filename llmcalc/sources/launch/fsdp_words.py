@@ -30,16 +30,17 @@ FSDP_IGNORED = frozenset(
 STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "FULL_SHARD": (3, True),
     "SHARD_GRAD_OP": (3, False),
-    "NO_SHARD": (0, True),
     "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (3, False),
     "1": (3, True),
     "2": (3, False),
-    "3": (0, True),
     "4": (3, True),
     "5": (3, False),
 }
 """FSDP's word → what is divided, and whether a layer's weights are given back after its forward pass."""
+
+WHOLE = ("NO_SHARD", "3")
+"""FSDP's words for weights that each device keeps whole."""
 
 PER_MACHINE = 8
 """Devices of a machine over which a hybrid strategy divides weights, where the file does not say."""
@@ -94,8 +95,14 @@ def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, b
     """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
     again = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
-    if isinstance(again, str) and again.upper() in STRATEGIES:  # version 1 wrote a strategy under this name
+    if isinstance(again, str) and again.upper() in (*STRATEGIES, *WHOLE):  # version 1 wrote a strategy under this name
         name, again = again.upper(), None
+    if name in WHOLE:
+        raise reading.wrong(
+            "fsdp_config.fsdp_sharding_strategy",
+            "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
+            "devices keep as much",
+        )
     if name not in STRATEGIES:
         known = ", ".join(word for word in STRATEGIES if not word.isdigit())
         raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {known}")

@@ -238,5 +238,5 @@ def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
         elif name == "OFFLOAD":
             out["offload_params"] = True
         elif name not in ("AUTO_WRAP", "TRUE"):
-            raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op, hybrid_shard or no_shard")
+            raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op or hybrid_shard")
     return out

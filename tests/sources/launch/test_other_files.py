@@ -499,6 +499,11 @@ def test_megatron_of_accelerate() -> None:
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "SOME"}},
             "'SOME'; expected one of FULL",
         ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}},
+            "NO_SHARD divides nothing, and is not modelled",
+        ),
+        ({"distributed_type": "NO", "num_processes": 0}, "num_processes: 0; expected a whole number of at least 1"),
         ({"distributed_type": "NO", "mixed_precision": "fp8"}, "mixed_precision (products in 8 bits"),
         ({"distributed_type": "NO", "num_processes": "many"}, "num_processes: 'many'; expected a whole number"),
         ({"distributed_type": "NO", "mixed": 1}, "mixed (no key that is known)"),
