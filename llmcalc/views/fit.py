@@ -77,7 +77,7 @@ def devices_report(preset: Preset, found: DeviceFitting) -> Report:
     }
     screen = _Screen(
         f"{VERDICTS[fit.verdict]} on {plural(planned.devices, fit.hardware.title)}",
-        f"{run_text(use)}, {planned.global_batch:,} sequences a step, {layout_text(best.layout)}",
+        f"{run_text(use)}, {plural(planned.global_batch, 'sequence')} a step, {layout_text(best.layout)}",
         rows,
         notes,
     )

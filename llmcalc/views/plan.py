@@ -38,7 +38,7 @@ def report(preset: Preset, found: Planned, instead: str = "") -> Report:
         f"{plural(found.devices, 'device')} with {units.GIB.write(found.hardware.capacity_bytes)} {units.GIB.name} each"
     )
     answer = f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
-    run = f"{run_text(one.states)}, {found.global_batch:,} sequences a step"
+    run = f"{run_text(one.states)}, {plural(found.global_batch, 'sequence')} a step"
     aside = f"{run}, on {many} ({found.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(one.spec, one.states.workload)
     rows = [_row(each) for each in shown]
