@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InputError
 from ..layouts.asked import Framework, dated
@@ -24,6 +24,9 @@ from .rehearsal import played_rank
 from .runtime import Runtime
 from .serving import rank_memory, rank_of
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..run.megatron import MegatronSettings
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,8 @@ def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     return summed(found, runtime, loops(one.spec), known)
 
 
-def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
-    """A rank of Megatron-LM."""
-    from .megatron.answer import rank_memory
+def megatron_settings(run: Cluster, runtime: Runtime) -> MegatronSettings:
+    """Megatron-LM's arguments of a run on an accelerator with that runtime."""
     from .megatron.options import settings_of
 
     def made() -> Any:
@@ -202,8 +204,15 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
         grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
         return replace(own, gpu=runtime.gpu, env={**own.env, **grows})
 
-    settings = run.settings_on(runtime, made)
-    return rank_memory(run.spec, settings, rank, runtime.context, run.shared(runtime))
+    found: MegatronSettings = run.settings_on(runtime, made)
+    return found
+
+
+def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank of Megatron-LM."""
+    from .megatron.answer import rank_memory
+
+    return rank_memory(run.spec, megatron_settings(run, runtime), rank, runtime.context, run.shared(runtime))
 
 
 def deepspeed_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:

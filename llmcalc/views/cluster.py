@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..costs.resident import Fit
-from ..device.cluster import Cluster, RankMemory
+from ..device.cluster import Cluster, RankMemory, megatron_settings
 from ..run.capacity import CAPACITY, DROPLESS
 from ..run.layout import stages
 from ..sources.launch.launch import Launch
@@ -125,10 +125,17 @@ def report(
 def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
     """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
     peak, layers = found.peak, _layers(found)
+    workload, execution = workload_data(found.one), execution_data(found.one, found.attention)
+    if found.framework == "megatron" and found.trains:
+        own = megatron_settings(found, found.one.runtime)
+        fused = own.cross_entropy_loss_fusion
+        workload["grad_dtype"] = "float32" if own.reduces_in_fp32 else workload["dtype"]
+        execution |= {"norm": "fused", "optimizer_impl": "fused", "cross_entropy": "fused" if fused else "eager"}
+        execution["logits_dtype"] = workload["dtype"] if fused else "float32"
     return {
         "model": model_data(preset),
-        "workload": workload_data(found.one),
-        "execution": execution_data(found.one, found.attention),
+        "workload": workload,
+        "execution": execution,
         "layout": found.layout.data(),
         "framework": {"name": found.framework, "version": found.version or None},
         "launch": None

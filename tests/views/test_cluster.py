@@ -67,6 +67,16 @@ def test_ranks_whose_experts_get_more_rows_than_others(run: Any) -> None:
     assert more["memory"]["by_kind"]["activations"] > even["memory"]["by_kind"]["activations"]
 
 
+def test_megatrons_own_kernels_are_named(run: Any) -> None:
+    words = (SMALL, "--phase", "training", "--seq", "64", "--framework", "megatron", "--pp", "2", "--hardware", "h100")
+    found = asked(run, *words)
+    assert found["workload"]["grad_dtype"] == "float32"
+    assert [found["execution"][name] for name in ("norm", "cross_entropy", "optimizer_impl")] == ["fused"] * 3
+    eager = asked(run, *words, "--cross-entropy", "eager", "--grad-dtype", "bf16")
+    assert (eager["execution"]["cross_entropy"], eager["execution"]["logits_dtype"]) == ("eager", "float32")
+    assert eager["workload"]["grad_dtype"] == "bfloat16"
+
+
 def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     words = ("--phase", "training", "--seq", "64", "--pp", "2", "--num-microbatches", "2", "--hardware", "h100")
     _, out, _ = run("memory", SMALL, *words)
