@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
+from .base import BY_TORCH, Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
 from .position import AttentionPosition, angles_of
 from .runtime import Run, vector
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class Alibi(AttentionPosition):
     """A penalty on the scores, linear in the distance, with a fixed slope per head."""
 
+    witness = BY_TORCH
     label: ClassVar[str] = "ALiBi"
 
     type: Literal["alibi"] = "alibi"
@@ -45,6 +46,7 @@ class TransformerXL(AttentionPosition):
     r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
     """
 
+    witness = BY_TORCH
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
     label: ClassVar[str] = "Transformer-XL relative"
 
@@ -112,6 +114,7 @@ class Buckets(Part):
 class LayerBias(Buckets, AttentionPosition):
     """T5's relative bias with a separate table in each layer (UMT5)."""
 
+    witness = BY_TORCH
     label: ClassVar[str] = "relative bias"
 
     type: Literal["relative_bias"] = "relative_bias"
@@ -136,6 +139,7 @@ class RelativeBias(Buckets, StackPart):
     of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "attention"
 
     num_attention_heads: Heads

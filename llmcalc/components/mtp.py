@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
 from ..run.rows import LOGITS
-from .base import Context
+from .base import BY_TORCH, Context
 from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
@@ -46,6 +46,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)

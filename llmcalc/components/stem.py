@@ -14,7 +14,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.derived import Multiple
 from ..run.rows import Fixed, Rows
-from .base import Component, Context, Positions, Width
+from .base import BY_TORCH, Component, Context, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,6 +27,7 @@ class ConvStem(Component):
     max_source_positions: the number of positions; the encoder always processes all of them.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     type: Literal["convolution"] = "convolution"

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..algebra import is_zero
+from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
 from ..errors import InputError
+from ..evidence import compared
 from ..flow.axis import extent
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
@@ -762,28 +764,34 @@ class Lowering:
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_hold(self, step: Step) -> None:
         frame = self.frames[-2 if step.how["outside"] else -1]
         for name, value in zip(step.how["names"], step.ins, strict=True):
             if not self.missing(value):
                 frame.named[name] = self.get(value)
 
+    @compared(BY_TORCH)
     def do_keep(self, step: Step) -> None:
         for name, value in zip(step.how["names"], step.ins, strict=True):
             self.memo[name] = self.get(value)
 
+    @compared(BY_TORCH)
     def do_enter(self, step: Step) -> None:
         frame = self.frames[-1]
         frame.callers.append(frame.named)
         frame.named = {}
 
+    @compared(BY_TORCH)
     def do_leave(self, step: Step) -> None:
         frame = self.frames[-1]
         frame.named = frame.callers.pop()
 
+    @compared(BY_TORCH)
     def do_also(self, step: Step) -> None:
         self.further.append(self.get(step.ins[0]))
 
+    @compared(BY_TORCH)
     def do_dropout(self, step: Step) -> None:
         self.set(step.outs[0], self.get(step.ins[0]))
 

@@ -23,7 +23,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
+from ..base import BY_TORCH, Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -68,6 +68,7 @@ class Layer(Component):
     shares_all: whether layers of this kind that share parameters share all of them (class attribute).
     """
 
+    noun: ClassVar[str] = "layer"
     plain: ClassVar[bool] = True
     alone: ClassVar[bool] = True
     shares_all: ClassVar[bool] = True
@@ -163,6 +164,8 @@ class Block(Layer):
     idle_cross_attention: whether cross-attention has parameters but never runs, for lack of an encoder (the decoders of
         BART and related models alone); false by default.
     """
+
+    witness = BY_TORCH
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import exact_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....run.derived import QueryKeyPairs
@@ -22,6 +24,7 @@ class AttentionKernels(Lowering):
 
     # --- positions --------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_rope(self, step: Step) -> None:
         x = self.get(step.ins[0])
         by_head = len(x.shape) == 4
@@ -60,6 +63,7 @@ class AttentionKernels(Lowering):
 
     # --- keys and values --------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
         x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
         if isinstance(step.ins[0].rows, QueryKeyPairs):
@@ -69,6 +73,7 @@ class AttentionKernels(Lowering):
         wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(wide))
 
+    @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
             full: Sequence[Tensor] = self._gathered(self.held(step.name) or ())
@@ -116,6 +121,7 @@ class AttentionKernels(Lowering):
             return self.t.cat([held, new], 1)
         return self.heads_first(self.t.cat([self.heads_first(held), self.heads_first(new)], 2))
 
+    @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:
         """A part of each head's rows of a weight, on the side of the query or of the output: Expansion.forward."""
         t, weight, out = self.t, step.weight, step.outs[0]
@@ -128,10 +134,12 @@ class AttentionKernels(Lowering):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_mask(self, step: Step) -> None:
         q, k = (self.get(value) for value in step.ins)
         self.mask(step, q.shape[1], k.shape[1])
 
+    @compared(BY_TORCH)
     def do_attention(self, step: Step) -> None:
         """The method `attention_<Op>` of a profile."""
         name = type(step.op).__name__
@@ -140,6 +148,7 @@ class AttentionKernels(Lowering):
             raise self.unsupported(f"no kernels for '{name}'", step.name)
         run(step)
 
+    @compared(BY_TORCH)
     def attention_AttentionCore(self, step: Step) -> None:
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
         bias = self.get(step.ins[3]) if step.how["biased"] else None

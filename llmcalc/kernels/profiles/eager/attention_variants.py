@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div, is_zero, minimum
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...layout import is_one
@@ -18,6 +20,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_scores(self, step: Step) -> None:
         """[batch, heads, queries, keys]."""
         t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
@@ -48,12 +51,14 @@ class AttentionVariantKernels(AttentionKernels):
         scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
         return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
 
+    @compared(BY_TORCH)
     def do_select(self, step: Step) -> None:
         t, scores = self.t, self.get(step.ins[0])
         mask = self.mask(step, *scores.shape[1:])
         best = t.sort(t.masked_fill(scores, t.like(mask)))[1]
         self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.how["top_k"]))
 
+    @compared(BY_TORCH)
     def do_selected(self, step: Step) -> None:
         """MLAReference.forward: the mask of each sequence's own keys, and the keys."""
         t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
@@ -80,6 +85,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
         """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
         t, block, scores = self.t, step.how["block"], self.get(step.ins[0])
@@ -97,6 +103,7 @@ class AttentionVariantKernels(AttentionKernels):
         chosen = t.slice(t.repeat_interleave(t.compare(rank), block, 3), end)
         self.bind(step.outs[0], t.compare(chosen, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1))))
 
+    @compared(BY_TORCH)
     def do_only_selected(self, step: Step) -> None:
         """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
         t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.how["block"], step.how["blocks"])
@@ -111,11 +118,13 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], seen)
         self._read(step, [self.heads_first(k) for k in keys])
 
+    @compared(BY_TORCH)
     def attention_BlockCore(self, step: Step) -> None:
         self.attention_AttentionCore(step)
 
     # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_joint_softmax(self, step: Step) -> None:
         """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
@@ -153,6 +162,7 @@ class AttentionVariantKernels(AttentionKernels):
             return t.cat([t.expand(own, (*selection[0].shape[:-1], own.shape[-1])), selection[0]])
         return own if is_zero(others) else t.cat([own, t.new((own.shape[0], others), BOOL)])
 
+    @compared(BY_TORCH)
     def do_weighted(self, step: Step) -> None:
         t, weights, v = self.t, self.get(step.ins[0]), self.get(step.ins[1])
         v = t.unsqueeze(v, 1) if len(step.ins[1].axes) < 2 else self.heads_first(v)
@@ -161,6 +171,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_strongest(self, step: Step) -> None:
         """DynamicMaskReference._mask, from the strengths on."""
         t = self.t
@@ -174,5 +185,6 @@ class AttentionVariantKernels(AttentionKernels):
             mask = t.scatter(t.like(mask), best, t.gather(mask, best))
         self.bind(step.outs[0], mask)
 
+    @compared(BY_TORCH)
     def attention_MaskedCore(self, step: Step) -> None:
         self.attention_AttentionCore(step)

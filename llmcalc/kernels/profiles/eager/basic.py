@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import Number
+from ....components.base import BY_TORCH
 from ....components.norm import Norm
+from ....evidence import compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -23,6 +25,7 @@ class BasicKernels(Lowering):
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
         x, out = self.flat(step.ins[0], step), step.outs[0]
         bias = None
@@ -36,6 +39,7 @@ class BasicKernels(Lowering):
         self.modules[id(out)] = self.module_path(), step.name
         self.set(out, self.multiplied(step, x, self.matrix(step), bias))
 
+    @compared(BY_TORCH)
     def do_again(self, step: Step) -> None:
         """The linear layer of another step."""
         x, out = self.flat(step.ins[0]), step.outs[0]
@@ -60,6 +64,7 @@ class BasicKernels(Lowering):
         """x·Wᵀ + b. width: the number of outputs."""
         return self.t.linear(x, weight, bias)
 
+    @compared(BY_TORCH)
     def do_table(self, step: Step) -> None:
         out = step.outs[0]
         if step.how["by"] == "all":
@@ -89,19 +94,23 @@ class BasicKernels(Lowering):
         index: Tensor = named[by]
         return self.t.like(index) if by == "positions" else index  # positions have an offset
 
+    @compared(BY_TORCH)
     def do_unread_table(self, step: Step) -> None:
         self.table(step)
 
+    @compared(BY_TORCH)
     def do_vector(self, step: Step) -> None:
         assert isinstance(step.op, VectorWeight)
         key, trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
         self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, trained))
 
+    @compared(BY_TORCH)
     def do_buffer(self, step: Step) -> None:
         self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.how["indices"]))
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_norm(self, step: Step) -> None:
         spec: Norm = step.how["spec"]
         value, over, heads = step.ins[0], step.how["over"], getattr(step.op, "heads", None)
@@ -137,6 +146,7 @@ class BasicKernels(Lowering):
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
         self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.how["kind"]))
 
@@ -156,12 +166,15 @@ class BasicKernels(Lowering):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
 
+    @compared(BY_TORCH)
     def do_flat(self, step: Step) -> None:
         self.bind(step.outs[0], self.flat(step.ins[0]))
 
+    @compared(BY_TORCH)
     def do_scale(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
 
+    @compared(BY_TORCH)
     def do_split(self, step: Step) -> None:
         x = self.get(step.ins[0])
         shapes = [self.shape(out) for out in step.outs]
@@ -175,6 +188,7 @@ class BasicKernels(Lowering):
         for out, part in zip(step.outs, parts, strict=True):
             self.set(out, part)
 
+    @compared(BY_TORCH)
     def do_cat(self, step: Step) -> None:
         xs = [self.get(value) for value in step.ins]
         shape = self.shape(step.outs[0])
@@ -209,6 +223,7 @@ class BasicKernels(Lowering):
                 return axis
         return None
 
+    @compared(BY_TORCH)
     def do_core(self, step: Step) -> None:
         """A product or a scan with an op of its own: the method `core_<Op>` of a profile."""
         name = type(step.op).__name__
@@ -217,6 +232,7 @@ class BasicKernels(Lowering):
             raise self.unsupported(f"no kernels for '{name}'", step.name)
         run(step)
 
+    @compared(BY_TORCH)
     def do_state(self, step: Step) -> None:
         """What is kept for the next pass. A step that reads it keeps it where the state names no values itself."""
         if step.ins:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
@@ -21,6 +23,7 @@ class CapacityKernels(ExpertKernels):
         else:
             super().set(value, tensor)
 
+    @compared(BY_TORCH)
     def do_dispatch(self, step: Step) -> None:
         """Capped: the rows of the highest weights of each expert."""
         factor, x = self.choices.capacity, step.ins[0]
@@ -40,11 +43,13 @@ class CapacityKernels(ExpertKernels):
         rows = t.index_select(self.by_row(self.get(x)), named["token"])
         self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
 
+    @compared(BY_TORCH)
     def do_to_tokens(self, step: Step) -> None:
         if self.choices.capacity is not None:
             raise self.unsupported("experts inside attention have no capacity; expected --moe dropless")
         super().do_to_tokens(step)
 
+    @compared(BY_TORCH)
     def do_experts(self, step: Step) -> None:
         if self.choices.capacity is None:
             super().do_experts(step)
@@ -64,6 +69,7 @@ class CapacityKernels(ExpertKernels):
         """[experts, rows, width], whose axes a step between may have bound in another shape."""
         return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
 
+    @compared(BY_TORCH)
     def do_combine(self, step: Step) -> None:
         if self.choices.capacity is None:
             super().do_combine(step)

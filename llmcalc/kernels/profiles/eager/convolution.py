@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ....algebra import Number, is_zero
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.program import Step
 from ....ops import Conv1d
 from ...lowering import Lowering
@@ -12,6 +14,7 @@ from ...tensor import Tensor
 class ConvolutionKernels(Lowering):
     """Convolutions, which torch computes with channels before rows."""
 
+    @compared(BY_TORCH)
     def do_conv(self, step: Step) -> None:
         out = step.outs[0]
         op = step.op

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ....algebra import Number, ceil_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -14,15 +16,19 @@ from .basic import BasicKernels
 class ElementwiseKernels(BasicKernels):
     """Steps whose operands are matched by the names of their axes."""
 
+    @compared(BY_TORCH)
     def do_add(self, step: Step) -> None:
         self.set(step.outs[0], self.t.add(*self._aligned(step)))
 
+    @compared(BY_TORCH)
     def do_mul(self, step: Step) -> None:
         self.set(step.outs[0], self.t.mul(*self._aligned(step)))
 
+    @compared(BY_TORCH)
     def do_sub(self, step: Step) -> None:
         self.set(step.outs[0], self.t.sub(*self._aligned(step)))
 
+    @compared(BY_TORCH)
     def do_div(self, step: Step) -> None:
         self.set(step.outs[0], self.t.div(*self._aligned(step)))
 
@@ -49,9 +55,11 @@ class ElementwiseKernels(BasicKernels):
             x = self.t.unsqueeze(x, before + i)
         return x
 
+    @compared(BY_TORCH)
     def do_plus(self, step: Step) -> None:
         self.set(step.outs[0], self.t.add_number(self.get(step.ins[0])))
 
+    @compared(BY_TORCH)
     def do_sum(self, step: Step) -> None:
         """The sum or the mean over one axis."""
         value, out = step.ins[0], step.outs[0]
@@ -62,11 +70,13 @@ class ElementwiseKernels(BasicKernels):
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_added_sinusoids(self, step: Step) -> None:
         """SinusoidalReference.forward: [rows, width] in float32."""
         out = step.outs[0]
         self.set(out, self._sinusoids(self.sight.new(out.rows), out.width))
 
+    @compared(BY_TORCH)
     def do_in_format_of(self, step: Step) -> None:
         x, value = map(self.get, step.ins)
         self.bind(step.outs[0], self.t.to(value, x.dtype))
@@ -81,6 +91,7 @@ class ElementwiseKernels(BasicKernels):
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
         if step.how["kind"] == "xielu":
             self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ....algebra import exact_div, is_zero, minimum
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.program import Step
 from ....ops import EntryCache
 from ...tensor import FLOAT32, INT64
@@ -12,6 +14,7 @@ from .attention_variants import AttentionVariantKernels
 class EntryKernels(AttentionVariantKernels):
     """CompressedAttention's reference, line by line."""
 
+    @compared(BY_TORCH)
     def do_windows(self, step: Step) -> None:
         t, x, out = self.t, self.get(step.ins[0]), step.outs[0]
         shape = self.shape(out)
@@ -24,10 +27,12 @@ class EntryKernels(AttentionVariantKernels):
         whole = shape[1] * shape[2]
         self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))
 
+    @compared(BY_TORCH)
     def do_weighted_mean(self, step: Step) -> None:
         t, (values, gate) = self.t, (self.get(value) for value in step.ins)
         self.set(step.outs[0], t.sum(t.mul(values, t.to(t.softmax(t.to(gate, FLOAT32)), values.dtype)), 2))
 
+    @compared(BY_TORCH)
     def do_with_rest(self, step: Step) -> None:
         rows = [self.get(value) for value in step.ins]
         held = self.frames[-1].named["held"] = self.held("cache")
@@ -37,6 +42,7 @@ class EntryKernels(AttentionVariantKernels):
             self.values.pop(id(value))
             self.bind(out, tensor)
 
+    @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
         """All entries, and the rows that fill none yet."""
         t, (value, *rows), held = self.t, step.ins, self.held(step.name)
@@ -52,12 +58,14 @@ class EntryKernels(AttentionVariantKernels):
         self.values.pop(id(value), None)
         self.bind(step.outs[0], entries)
 
+    @compared(BY_TORCH)
     def do_whole_entries(self, step: Step) -> None:
         t, (q, entries) = self.t, (self.get(value) for value in step.ins)
         whole = self.frames[-1].named["whole"] = t.like(t.like(self.span(q.shape[1])))
         at = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
         self.bind(step.outs[0], t.compare(at, t.unsqueeze(whole, 1)))
 
+    @compared(BY_TORCH)
     def do_choose_entries(self, step: Step) -> None:
         """Chooser.forward, from the scores of all heads on."""
         t, (scores, weights, seen) = self.t, (self.get(value) for value in step.ins)
@@ -71,6 +79,7 @@ class EntryKernels(AttentionVariantKernels):
         best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
         self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.how["top_k"])))
 
+    @compared(BY_TORCH)
     def do_among(self, step: Step) -> None:
         t, (seen, chosen, entries) = self.t, (self.get(value) for value in step.ins)
         self.values.pop(id(step.ins[2]), None)
@@ -83,6 +92,7 @@ class EntryKernels(AttentionVariantKernels):
         picked = t.scatter(t.expand(t.like(seen), (chosen.shape[0], *seen.shape)), chosen)
         self.bind(step.outs[0], t.unsqueeze(t.like(seen, picked), 1))
 
+    @compared(BY_TORCH)
     def do_per_group(self, step: Step) -> None:
         """GroupMap.forward."""
         t, out = self.t, step.outs[0]

@@ -6,6 +6,8 @@ spreads the tokens.
 
 from __future__ import annotations
 
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
@@ -27,6 +29,7 @@ class ExpertKernels(Lowering):
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_route(self, step: Step) -> None:
         t, how = self.t, step.how
         given = dict(zip(how["beside"], step.ins[1:], strict=True))
@@ -65,6 +68,7 @@ class ExpertKernels(Lowering):
         of_chosen = self.t.gather(scores, chosen)
         return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if chosen.shape[-1] != 1 else of_chosen
 
+    @compared(BY_TORCH)
     def do_product_keys(self, step: Step) -> None:
         t, side = self.t, step.how["side"].size
         rows, columns = t.split(t.to(self.taken(step, step.ins[0]), FLOAT32), (side, side))
@@ -72,6 +76,7 @@ class ExpertKernels(Lowering):
         self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
         self.set(step.outs[1], chosen)
 
+    @compared(BY_TORCH)
     def do_carry(self, step: Step) -> None:
         x, key = self.get(step.ins[0]), (CARRIED, step.how["slot"])
         if len(step.ins) > 1 and self.recompute.reentrant:
@@ -90,6 +95,7 @@ class ExpertKernels(Lowering):
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_dispatch(self, step: Step) -> None:
         x, out = step.ins[0], step.outs[0]
         if x.rows == out.rows:  # they are in the order of the tokens
@@ -109,11 +115,13 @@ class ExpertKernels(Lowering):
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
+    @compared(BY_TORCH)
     def do_to_tokens(self, step: Step) -> None:
         value = step.ins[0]
         x = self.by_row(self.taken(step, value), len(value.axes))
         self.set(step.outs[0], self.t.index_add(x.shape[0], x, self.sent("order")))
 
+    @compared(BY_TORCH)
     def do_combine(self, step: Step) -> None:
         t, weights = self.t, self.get(step.ins[1])
         y = self.by_row(self.taken(step, step.ins[0]), len(step.ins[0].axes))
@@ -122,6 +130,7 @@ class ExpertKernels(Lowering):
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_experts(self, step: Step) -> None:
         t, out, experts = self.t, step.outs[0], step.how["experts"].size
         x = self.by_row(self.get(step.ins[0]), len(step.ins[0].axes))
@@ -158,11 +167,13 @@ class ExpertKernels(Lowering):
         ends: Tensor = named["ends"]
         return ends
 
+    @compared(BY_TORCH)
     def core_IdentityExperts(self, step: Step) -> None:
         rows, y = (self.by_row(self.get(value), len(value.axes)) for value in step.ins)
         identity = self.frames[-1].named["identity"]
         self.set(step.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
+    @compared(BY_TORCH)
     def core_ExpertRows(self, step: Step) -> None:
         """Experts of one unit each: a vector each for input and output, looked up for each token."""
         t, op, (x, chosen) = self.t, step.op, step.ins

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div
+from ....components.base import BY_TORCH
 from ....components.norm import Norm
+from ....evidence import Witness, by_source, by_torch, compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -17,6 +19,22 @@ from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
+
+CHOSEN = by_torch("tests/kernels/test_choices.py")
+"""The witness of attention and norms that replace several steps."""
+
+LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device/test_grid.py")
+"""The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
+
+CHUNKS_KEPT = by_torch("tests/kernels/test_adapter_libraries.py")
+"""The witness of a loss chunk by chunk."""
+
+COMPILED = Witness(
+    "estimate",
+    "torch.compile: products and attention kept, norms fused, all else run again",
+    "tests/device/test_published.py",
+)
+"""The witness of what torch.compile is taken to keep: published measurements of fine-tuning."""
 
 HEADS = ("heads", "kv_heads", "half_heads")
 """The names of axes of heads."""
@@ -30,10 +48,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- attention --------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_mask(self, step: Step) -> None:
         if self.choices.attention == "eager":
             super().do_mask(step)
 
+    @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
         """Flash attention reads each key head for all of its queries, which follow one another."""
         read = self._in_this_module("attention", step.outs[0])
@@ -42,6 +62,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         else:
             super().do_repeat(step)
 
+    @compared(BY_TORCH)
     def attention_AttentionCore(self, step: Step) -> None:
         if self.choices.attention == "eager":
             super().attention_AttentionCore(step)
@@ -65,6 +86,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
 
+    @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q: [batch, heads, queries, size]; k and v may have fewer heads. It keeps one number per query beside these.
 
@@ -91,6 +113,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
 
+    @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
         """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`."""
         t, dtype = self.t, q.dtype
@@ -122,6 +145,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         fused = self.choices.norm == "fused" or self.choices.compiled
         return fused and len(value.axes) == 2 and len(over) == 1 and value.axes[0].name in HEADS
 
+    @compared(CHOSEN, norm="fused")
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row. On a
         GPU an input that is not dense is copied for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
@@ -154,12 +178,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
         if self.choices.compiled and self._in_this_module("mul", step.outs[0]):
             self.bind(step.outs[0], self.get(step.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(step)
 
+    @compared(BY_TORCH)
     def do_mul(self, step: Step) -> None:
         """act(gate) · up, as the partitioner of torch.compile keeps it: a pointwise result is computed again."""
         graph = self.graph
@@ -185,6 +211,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
         chunked = self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
         if not (chunked and step.outs[0] is self.result):
@@ -213,6 +240,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             return self._compiled_loss(self.t.flatten(self.t.to(logits, read), 0, 1))
         return super().loss(logits, labels)
 
+    @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """The cross-entropy of logits [tokens, vocabulary] under torch.compile: of each row, two numbers are kept."""
         graph, rows = self.graph, (logits.shape[0], 1)
@@ -224,6 +252,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         return record(graph, "cross_entropy", (logits,), out, back, logits, highest, total)
 
+    @compared(LIGER, cross_entropy="fused")
     def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py: the forward pass writes the gradient over the
         logits, and the host reads how many labels count and whether they are within the vocabulary.
@@ -240,6 +269,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         del losses, counted
         return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
 
+    @compared(CHUNKS_KEPT, cross_entropy="split")
     def _chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
@@ -265,6 +295,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         assert total is not None
         return total
 
+    @compared(LIGER, cross_entropy="chunked")
     def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward
         pass. A chunk's logits, over which their gradient is written, are still named while those of the next are made.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import ceil_div, floor_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.program import Step
 from ....ops import BlockSums, LocalCore
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
@@ -21,6 +23,7 @@ class LocalKernels(PositionKernels):
             self.memo[key] = self.t.like(self.t.like(self.span(tokens)))
         return self.memo[key], self.span(floor_div(tokens, every))
 
+    @compared(BY_TORCH)
     def core_BlockSums(self, step: Step) -> None:
         assert isinstance(step.op, BlockSums)
         t, x = self.t, self.flat(step.ins[0])
@@ -30,6 +33,7 @@ class LocalKernels(PositionKernels):
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_in_blocks(self, step: Step) -> None:
         value, out, block = step.ins[0], step.outs[0], step.how["block"]
         x, heads, tokens = self.flat(value), out.axes[0].size, self.sight.new(out.rows)
@@ -67,6 +71,7 @@ class LocalKernels(PositionKernels):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_local_mask(self, step: Step) -> None:
         how, tokens = step.how, self.sight.new(step.how["of"])
         key = ("blocks", tokens, how["radius"], how["block_sums"])
@@ -99,6 +104,7 @@ class LocalKernels(PositionKernels):
             bias = t.cat([t.expand(bias, (far.shape[0], *bias.shape[1:])), far])
         return mask, bias
 
+    @compared(BY_TORCH)
     def attention_LocalCore(self, step: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", step.name)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import Number, ceil_div, same
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.tree import Use
@@ -38,6 +40,7 @@ class LoraKernels(BasicKernels):
     def table(self, step: Step) -> Tensor:
         return self._trained_copy(step, super().table(step))
 
+    @compared(BY_TORCH)
     def do_table(self, step: Step) -> None:
         """With checkpoints, the token embedding wants a gradient although its table is frozen.
 
@@ -95,6 +98,7 @@ class LoraKernels(BasicKernels):
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
         together = self._together(step)
         if not together:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import ceil_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
 from ....flow.program import Step
 from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
@@ -24,6 +26,7 @@ class PositionKernels(AttentionVariantKernels):
 
     # --- biases -----------------------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_alibi(self, step: Step) -> None:
         out = step.outs[0]
         heads, (queries, keys) = out.axes[0].size, self._lengths(step)
@@ -38,6 +41,7 @@ class PositionKernels(AttentionVariantKernels):
         slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
         return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._away(queries, keys)))
 
+    @compared(BY_TORCH)
     def do_distance_bias(self, step: Step) -> None:
         table, q = step.ins
         queries, keys = self.span(self.sight.new(q.rows)), self.span(self.sight.held(q.rows))
@@ -58,6 +62,7 @@ class PositionKernels(AttentionVariantKernels):
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
+    @compared(BY_TORCH)
     def do_sinusoids(self, step: Step) -> None:
         """Sines and cosines side by side, the angles in float32."""
         out, dtype = step.outs[0], self.get(step.ins[0]).dtype
@@ -78,18 +83,22 @@ class PositionKernels(AttentionVariantKernels):
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
 
+    @compared(BY_TORCH)
     def core_TableScores(self, step: Step) -> None:
         self.bind(step.outs[0], self.scores_by_row(self.get(step.ins[0]), self.get(step.ins[1])))
 
+    @compared(BY_TORCH)
     def core_DistanceScores(self, step: Step) -> None:
         """Every query by the projected distances of its own sequence."""
         x, r = (self.heads_first(self.get(value)) for value in step.ins)
         self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
+    @compared(BY_TORCH)
     def do_occurring(self, step: Step) -> None:
         out = step.outs[0]
         self.set(out, self.t.slice(self.get(step.ins[0]), self.sight.new(out.rows), 0))
 
+    @compared(BY_TORCH)
     def do_distances(self, step: Step) -> None:
         t, how, (queries, keys) = self.t, step.how, self._lengths(step)
         key = ("distance", queries, keys, how["binned"])
@@ -112,6 +121,7 @@ class PositionKernels(AttentionVariantKernels):
         near = t.compare(t.like(distance))
         return t.like(near, distance, t.like(binned, t.like(distance)))
 
+    @compared(BY_TORCH)
     def do_at_distance(self, step: Step) -> None:
         t, (scores, index) = self.t, (self.get(value) for value in step.ins)
         index = t.expand(index, (*scores.shape[:-1], index.shape[-1]))

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ....algebra import exact_div, is_zero
+from ....components.base import BY_TORCH, PUBLISHED
 from ....components.norm import Norm
+from ....evidence import compared
 from ....flow.program import Alternatives, Item, Scope, Step
 from ....ops import BlockLinear, ChunkedScan, DecayScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan, State
 from ....run.rows import TOKENS
@@ -136,6 +138,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         y = t.slice(t.convolution(x, weight, self.bias(step), x.shape[2] + kernel - 1), x.shape[2])
         return y if kind is None else self.activated(y, kind)
 
+    @compared(BY_TORCH)
     def do_conv(self, step: Step) -> None:
         if is_zero(getattr(step.op, "padding", 0)):
             super().do_conv(step)
@@ -194,6 +197,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
+    @compared(PUBLISHED)
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         if steps["x_proj"].verb == "experts":
             return self.mamba_of_heads(steps, x)
@@ -336,12 +340,14 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
+    @compared(PUBLISHED)
     def module_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
         norm: Norm | None = steps["norm"].how["spec"] if "norm" in steps else None
         plain = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
         fused = 2 <= steps["conv1d"].how["kernel"] <= 4 and steps.acts[0] == "silu"
         return (self.mamba2 if plain and fused else self.mamba2_of_steps)(steps, x)
 
+    @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, steps: Steps, x: Tensor) -> Tensor:
         """mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
         t, op, conv, out_proj = self.t, steps["scan"].op, steps["conv1d"], steps["out_proj"]
@@ -423,6 +429,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
+    @compared(PUBLISHED)
     def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
         assert isinstance(steps["core"].op, DeltaRule)
         return (self.kimi_delta if steps["core"].op.by_channel else self.gated_delta)(steps, x)
@@ -501,6 +508,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
+    @compared(PUBLISHED)
     def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
         """`LightningAttention.forward` of the reference, with the library's kernel."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
@@ -554,6 +562,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
     def _slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
 
+    @compared(PUBLISHED)
     def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
         """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         t, op = self.t, steps["core"].op
@@ -596,6 +605,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
+    @compared(PUBLISHED)
     def do_scan(self, step: Step) -> None:
         """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
         run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.how['kind']}", None)
@@ -604,6 +614,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         self._trains()
         run(step)
 
+    @compared(PUBLISHED)
     def scan_wkv(self, step: Step) -> None:
         key, value, first, decay = map(self.get, step.ins)
         state, size = self.own("recurrent_state"), key.shape[-1:]
@@ -615,6 +626,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """The step of that name in the module that runs."""
         return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
 
+    @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.how["state"]
         held = self.held(state)
@@ -622,11 +634,13 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         self.keep(state, t.slice(x, 1, 1))
         self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
 
+    @compared(BY_TORCH)
     def do_complement(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0]), "rsub"))
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
+    @compared(PUBLISHED)
     def module_rglru(self, steps: Steps, x: Tensor) -> Tensor:
         """transformers/models/recurrent_gemma/modeling_recurrent_gemma.py (`RecurrentGemmaRecurrentBlock.forward`).
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import exact_div
+from ....evidence import by_torch, compared
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
 from .scans import NORMS, ScanKernels, Steps
+
+DECODED = by_torch("tests/kernels/test_inference.py")
+"""The witness of decoding steps."""
 
 
 class StepKernels(ScanKernels):
@@ -32,6 +36,7 @@ class StepKernels(ScanKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
+    @compared(DECODED)
     def one_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         """MambaReference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
@@ -84,6 +89,7 @@ class StepKernels(ScanKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
+    @compared(DECODED)
     def one_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
         """Mamba2Reference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
@@ -131,6 +137,7 @@ class StepKernels(ScanKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
+    @compared(DECODED)
     def one_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
         assert isinstance(steps["core"].op, DeltaRule)
         return (self._one_kimi_delta if steps["core"].op.by_channel else self._one_gated_delta)(steps, x)
@@ -222,9 +229,11 @@ class StepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
+    @compared(DECODED)
     def one_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
         return self.by_token(steps, x)
 
+    @compared(DECODED)
     def one_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
         """MLSTMReference.forward."""
         t, op = self.t, steps["core"].op
@@ -296,6 +305,7 @@ class StepKernels(ScanKernels):
         least = t.add_number(least)
         return t.div(top, t.unsqueeze(least, -1)), [memory, norm, new]
 
+    @compared(DECODED)
     def next_wkv(self, step: Step) -> None:
         self.set(step.outs[0], self._average(*map(self.get, step.ins)))
 
@@ -331,6 +341,7 @@ class StepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
+    @compared(DECODED)
     def one_rglru(self, steps: Steps, x: Tensor) -> Tensor:
         """RGLRUReference.forward."""
         t, conv = self.t, steps["conv_1d"]
