@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
+from ..optional import OPTIONAL_PARTS, TOWERS
 from .base import Part
-
-OF_TOWERS = "towers"
-"""The field of a spec with the encoders of images and audio, through which no text passes."""
 
 
 def part_evidence(part: Part) -> Evidence:
@@ -25,23 +23,30 @@ def in_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def parts_below(value: Any) -> Iterator[Part]:
-    """Yields every part inside a value, and the value itself if it is one; those of type `none` compute nothing."""
+def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
+    """Yields every part inside a value, and the value itself if it is one; those of type `none` compute nothing.
+
+    include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
+    """
     if isinstance(value, Part):
         if getattr(value, "type", "") != "none":
             yield value
         for name in type(value).model_fields:
-            if name != OF_TOWERS:
-                yield from parts_below(getattr(value, name))
+            if name not in OPTIONAL_PARTS or name in include:
+                yield from parts_below(getattr(value, name), include)
     elif isinstance(value, Mapping):
         for one in value.values():
-            yield from parts_below(one)
+            yield from parts_below(one, include)
     elif isinstance(value, tuple | list):
         for one in value:
-            yield from parts_below(one)
+            yield from parts_below(one, include)
 
 
-def evidence_of_parts(spec: Part) -> list[Evidence]:
-    """The parts of a model's text stacks, each kind of part once, in the order of the spec."""
-    found = (part_evidence(part) for part in parts_below(spec) if part is not spec)
+def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
+    """The parts of a model's text stacks, each kind of part once, in the order of the spec.
+
+    include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
+    a run holds their weights alone.
+    """
+    found = (part_evidence(part) for part in parts_below(spec, include - {TOWERS.name}) if part is not spec)
     return list(dict.fromkeys(found))

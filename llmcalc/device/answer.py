@@ -6,9 +6,10 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from ..errors import InputError
+from ..evidence import ON_META, Status
 from ..kernels.meter import Peak, Place
 from ..kernels.repeats import RECORDED
 from ..model import ModelSpec
@@ -18,8 +19,6 @@ from .recording import Recorded
 from .runtime import HOPPER, Runtime
 from .training import Replayed, Training, record
 from .unfolding import Blocks, Irregular, Unfolding
-
-Status: TypeAlias = Literal["exact", "source", "estimate"]
 
 MANY = 64
 """Layers up to which a run is replayed in full on the allocator."""
@@ -48,9 +47,10 @@ class Point(NamedTuple):
 class Term:
     """A part of the answer, and how it is known.
 
-    status: `exact` if torch itself has been equal to it, `source` if it was read from the code of a library and not
-        run, `estimate` otherwise. witness: what it was compared with, or where it was read. versions: of which it
-        holds; empty if it does not depend on a version.
+    status: as in `evidence.Status`: that of the least known of what the run uses.
+    witness: what it was compared with, or where it was read; what has no measurement where the status is `untested`.
+    versions: the versions of the libraries for which it holds; empty if it does not depend on a version.
+    of_runtime: whether it is taken by the allocator, a library or the driver, whatever the run uses.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Term:
     status: Status
     witness: str
     versions: str = ""
+    of_runtime: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class DeviceMemory:
     terms: tuple[Term, ...]
 
 
+TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
+"""The tensors of a run of which everything is compared with torch."""
+
+
 class Run(Protocol):
     """Records the runs of a model, each of which has an allocator of its own."""
 
@@ -111,12 +116,14 @@ class Beside:
 
 def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
+    from .evidence import evidence_of_run, known
+
     return device_memory(
         spec,
         lambda layers, workspace: [record(spec, how, layers, workspace)],
         runtime,
         (),
-        Term("tensors", 0, "exact", "torch on meta: every operation's storages", TORCH),
+        known(TENSORS, evidence_of_run(spec, how.choices, how.optimizer)),
         how.recompute.every,
     )
 
@@ -172,10 +179,10 @@ def summed(
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
             *further,
-            Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH),
-            Term("rounding to blocks", found.slop, *_allocator(whole), TORCH),
-            Term("free blocks", reserved - total, "estimate", _allocator(whole)[1], TORCH),
-            Term("CUDA context", runtime.context, "estimate", "0.4 to 0.6 GiB by GPU and driver"),
+            Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
+            Term("rounding to blocks", found.slop, *_allocator(whole), TORCH, True),
+            Term("free blocks", reserved - total, "estimate", _allocator(whole)[1], TORCH, True),
+            Term("CUDA context", runtime.context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
         ),
     )
 

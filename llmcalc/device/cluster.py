@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..components.evidence import evidence_of_parts
+from ..costs.optimizers import ALIASES
 from ..errors import InputError
+from ..evidence import Evidence, FrameworkEvidence
 from ..layouts.asked import Framework, dated
 from ..layouts.communication import Traffic, communication
 from ..model import ModelSpec
@@ -16,6 +20,7 @@ from ..run.layout import Layout
 from ..run.titan import TitanSettings
 from ..units import DTYPE_BITS
 from .answer import TORCH, DeviceMemory, Term, summed
+from .evidence import known_memory
 from .fold import loops
 from .memory import Memory
 from .nccl import with_nccl
@@ -94,11 +99,26 @@ class Cluster:
 
     def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds."""
-        run = FRAMEWORKS.get(self.framework) if self.trains else serving_rank
-        if run is None:
-            raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
+        run = self.run.rank if self.trains else serving_rank
         found = with_nccl(run(self, rank, runtime), self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.at(rank).pp, found)
+        return RankMemory(rank, self.layout.at(rank).pp, known_memory(found, self.evidence))
+
+    @property
+    def run(self) -> FrameworkRun:
+        """The framework's run. Raises `InputError` for one that is not modelled."""
+        found = FRAMEWORKS.get(self.framework)
+        if found is None:
+            raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
+        return found
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """What the run uses, with the witness of each by itself and in runs of the framework."""
+        use = self.one.states
+        record = self.run.evidence_for(self.framework, self.layout, self.trains)
+        optimizer = None if use.optimizer is None else ALIASES.get(use.optimizer.name, use.optimizer.name)
+        found = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
+        return found if record.own_kernels else [*found, *self.one.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
@@ -237,10 +257,30 @@ def _titan(own: Any) -> TitanSettings:
 Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]
 """What one rank holds."""
 
-FRAMEWORKS: dict[Framework, Ranked] = {
-    "torch": torch_rank,
-    "fsdp2": fsdp2_rank,
-    "megatron": megatron_rank,
-    "deepspeed": deepspeed_rank,
+
+@dataclass(frozen=True)
+class FrameworkRun:
+    """A framework whose ranks are replayed.
+
+    rank: what one of its ranks holds. evidence: the module of this package whose function `evidence_for` (layout,
+    whether it trains) → `FrameworkEvidence` says how its runs are known; without one they are untested.
+    """
+
+    rank: Ranked
+    evidence: str = ""
+
+    def evidence_for(self, name: str, layout: Layout, trains: bool) -> FrameworkEvidence:
+        """How the runs of the framework in a layout are known. trains: whether the run is training."""
+        if not self.evidence:
+            return FrameworkEvidence(name)
+        found: FrameworkEvidence = import_module(self.evidence, __package__).evidence_for(layout, trains)
+        return found
+
+
+FRAMEWORKS: dict[Framework, FrameworkRun] = {
+    "torch": FrameworkRun(torch_rank, ".distributed_torch"),
+    "fsdp2": FrameworkRun(fsdp2_rank, ".fsdp.evidence"),
+    "megatron": FrameworkRun(megatron_rank, ".megatron.evidence"),
+    "deepspeed": FrameworkRun(deepspeed_rank, ".deepspeed.evidence"),
 }
-"""Framework → what one of its ranks holds."""
+"""Framework → its run."""

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..components.base import PUBLISHED
 from ..costs import resident
 from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_state
 from ..costs.resident import MemoryUse
 from ..errors import InputError
+from ..evidence import Evidence, Witness
 from ..kernels.lowering import Unsupported
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
 from ..run.execution import AttentionImplementation
-from .answer import TORCH, Beside, DeviceMemory, Run, Term, device_memory
+from .answer import TENSORS, Beside, DeviceMemory, Run, Term, device_memory
+from .evidence import evidence_of_run, known
 from .inference import record_inference
 from .runtime import HOPPER, Runtime
 from .settings import Settings, stored_otherwise
@@ -135,33 +138,36 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """How the run's tensors are known, which is as well as the least known of them."""
+        """The tensors of the run, known as well as the least known of what it uses."""
+        return known(TENSORS, self.evidence(attention))
+
+    def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
+        """The parts, kernels, optimizer and settings of the run, each with its witness.
+
+        attention: which implementation runs.
+        """
         settings, use = self.settings, self.states
-        of_libraries = [
-            (settings.cross_entropy in ("fused", "chunked"), "linkedin/Liger-Kernel's cross-entropy"),
+        from_source = [
             (use.adapters is not None and use.adapters.base != "none", "bitsandbytes/functional.py, quantize_4bit"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
-            (use.optimizer is not None and use.optimizer.name == "adamw-8bit", "bitsandbytes/optim/optimizer.py"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(settings.block(use)), "a paged cache, written in place"),
-            (is_recurrent(self.spec), "published kernels of recurrent layers (llmcalc/kernels/published)"),
+            (is_recurrent(self.spec), PUBLISHED.name),
         ]
-        sources = "; ".join(text for holds, text in of_libraries if holds)
-        guesses = [
-            (bool(settings.compile), "torch.compile: products and attention kept, norms fused, all else run again"),
+        estimated = [
             (
                 use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
                 "sums of gradients in a format of their own",
-            ),
+            )
         ]
-        estimates = "; ".join(text for holds, text in guesses if holds)
-        if estimates:
-            return Term("tensors", 0, "estimate", estimates, TORCH)
-        if sources:
-            return Term("tensors", 0, "source", f"torch on meta, and {sources}", TORCH)
-        return Term("tensors", 0, "exact", "torch on meta: every operation's storages", TORCH)
+        optimizer = None if use.optimizer is None else use.optimizer.name
+        return [
+            *evidence_of_run(self.spec, settings.choices(attention), optimizer, use.count.include),
+            *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
+            *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
+        ]
 
 
 USUAL = Settings()

@@ -76,5 +76,5 @@ def with_nccl(found: DeviceMemory, layout: Layout, framework: str, runtime: Runt
     return replace(
         found,
         device_bytes=found.device_bytes + size,
-        terms=(*found.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28")),
+        terms=(*found.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28", True)),
     )

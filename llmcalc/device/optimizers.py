@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import ceil_div
 from ..costs.optimizers import ALIASES, BLOCK, LEAST_8BIT
 from ..errors import InputError
+from ..evidence import UNTESTED, Evidence, Witness, by_source, by_torch
 from ..kernels.aten import Aten
 from ..kernels.autograd import Graph
 from ..kernels.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Tensor, counted_as
@@ -31,12 +32,35 @@ Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
 all operations; `loop`, tensor after tensor.
 """
 
+
+@dataclass(frozen=True)
+class OptimizerRecord:
+    """An optimizer whose step is replayed.
+
+    implementations: how its library can run it, the library's default on a GPU first.
+    witness: what its steps were compared with; by default nothing.
+    """
+
+    implementations: tuple[Implementation, ...]
+    witness: Witness = UNTESTED
+
+
+BY_TORCH = by_torch("tests/device/test_optimizer_steps.py")
+"""The witness of an optimizer whose steps are compared with those of torch."""
+
+RECORDS: dict[str, OptimizerRecord] = {
+    "adamw": OptimizerRecord(("foreach", "fused", "loop"), BY_TORCH),
+    "sgd": OptimizerRecord(("foreach", "fused", "loop"), BY_TORCH),
+    "adafactor": OptimizerRecord(("loop", "foreach"), BY_TORCH),
+    "adamw-8bit": OptimizerRecord(
+        ("loop",), by_source("bitsandbytes/optim/optimizer.py", "tests/device/test_optimizer_steps.py")
+    ),
+    "muon": OptimizerRecord(("foreach", "fused", "loop"), BY_TORCH),
+}
+"""Optimizer → its record."""
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
-    "adamw": ("foreach", "fused", "loop"),
-    "sgd": ("foreach", "fused", "loop"),
-    "adafactor": ("loop", "foreach"),
-    "adamw-8bit": ("loop",),
-    "muon": ("foreach", "fused", "loop"),
+    name: record.implementations for name, record in RECORDS.items()
 }
 """Optimizer → its implementations, the library's default on a GPU first. torch's Muon is always a loop: the
 implementation is that of AdamW, which updates all other tensors.
@@ -85,6 +109,13 @@ def implementations(name: str) -> tuple[Implementation, ...]:
     if found is None:
         raise InputError(f"--optimizer {name}: not known; expected one of {', '.join([*IMPLEMENTATIONS, *ALIASES])}")
     return found
+
+
+def evidence_of_optimizer(name: str) -> Evidence:
+    """An optimizer, or an alias of one, with its witness."""
+    own = ALIASES.get(name, name)
+    record = RECORDS.get(own)
+    return Evidence("optimizer", own, UNTESTED if record is None else record.witness)
 
 
 def step(

@@ -48,7 +48,9 @@ def rank_memory(found: Memory) -> DeviceMemory:
         return point._replace(node=layer)
 
     tensors, *others = device.terms
-    if not has_plan(share):
+    if tensors.status == "untested":
+        pass
+    elif not has_plan(share):
         tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
     elif share.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)

@@ -84,6 +84,7 @@ STATUS = {
     "exact": "equal to the byte to torch",
     "source": "from the source code of a library, not run",
     "estimate": "estimate",
+    "untested": "untested",
 }
 
 

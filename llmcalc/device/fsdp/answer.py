@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...algebra import Number, ceil_div
+from ...components.evidence import evidence_of_parts
 from ...errors import InputError
+from ...evidence import STATUSES
 from ...kernels.repeats import RECORDED
 from ...layouts.communication import Traffic
 from ...layouts.placements import Collective
@@ -19,6 +21,7 @@ from ...optional import TOWERS
 from ...run.layout import Layout
 from ...run.titan import TitanSettings
 from ..answer import TORCH, DeviceMemory, Term, device_memory
+from ..evidence import evidence_of_run, known
 from ..fold import Loop, loops
 from ..memory import Memory, is_recurrent
 from ..recording import Recorded, Recorder
@@ -27,6 +30,7 @@ from ..runtime import HOPPER, Runtime
 from ..training import Training
 from ..unfolding import Irregular
 from .divided import ShardedAndDivided
+from .evidence import evidence_for
 from .lowering import Layer
 from .pipeline import NEWEST, Piped, piped_at, stage_memory
 from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
@@ -68,8 +72,8 @@ def fsdp_memory(
 ) -> DeviceMemory:
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
-    tensors: how its tensors are known; None (default) if torch has been equal to them. piped: how the schedule of a
-    pipeline is run.
+    tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
+    piped: how the schedule of a pipeline is run.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
@@ -79,7 +83,11 @@ def fsdp_memory(
             "expected --cp 1"
         )
     sharded = sharding(how, layout, rank, fsdp)
-    tensors = _known(layout, fsdp, tensors or (WITNESSED if layout.pp == 1 else PIPED))
+    if tensors is None:
+        evidence = evidence_of_run(spec, how.choices, how.optimizer, how.include)
+        under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, how.include), how.optimizer)
+        tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
+    tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
         return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
@@ -115,18 +123,21 @@ def rank_memory(
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     how, fsdp = called(one.spec, how, version, own)
     fsdp = replace(fsdp, prefetch=layout.prefetch)
-    known = one.tensors(how.choices.attention)
-    tensors, piped = None if known.status == "exact" else known, piped_at(date_of(version, own), own.schedules)
+    settings = one.tensors(how.choices.attention)
+    tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
     return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped)
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
     """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
+    terms = [tensors]
     if fsdp.float8 is not None:
-        return IN_FLOAT8
-    if layout.cp > 1:
-        return IN_RINGS
-    return tensors if layout.tp == 1 or layout.sequence_parallel else DIVIDED
+        terms.append(IN_FLOAT8)
+    elif layout.cp > 1:
+        terms.append(IN_RINGS)
+    elif layout.tp > 1 and not layout.sequence_parallel:
+        terms.append(DIVIDED)
+    return max(reversed(terms), key=lambda term: STATUSES.index(term.status))
 
 
 def communication(

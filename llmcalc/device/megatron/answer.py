@@ -159,8 +159,8 @@ def rank_memory(
         answer,
         terms=(
             *tensors,
-            Term("rounding to blocks", found.slop, "source", allocator),
-            Term("free blocks", answer.reserved_bytes - answer.peak_bytes, "estimate", allocator),
-            Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver"),
+            Term("rounding to blocks", found.slop, "source", allocator, of_runtime=True),
+            Term("free blocks", answer.reserved_bytes - answer.peak_bytes, "estimate", allocator, of_runtime=True),
+            Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
         ),
     )

@@ -29,6 +29,7 @@ from ...run.workload import Workload
 from ..passes import Played, Rehearsal
 from ..recording import Recorder
 from .buffers import Buffer, bucket_size, buffer_of, by_muon, updated
+from .evidence import check_parts
 from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
 from .layer_wise import by_layout, by_turns, packed
 
@@ -111,6 +112,7 @@ class RankRun:
 
     def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
         refuse(settings)
+        check_parts(spec)
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
