@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import units
 from ..algebra import is_zero
+from ..evidence import Evidence
 from ..flow.tree import Node, Place
 from ..run.sight import Sight
 from .difference import COUNTED, Sizes, named
@@ -120,6 +121,7 @@ class Verdict:
     info: further information for the report.
     sizes: the sizes of the spec, to explain differences.
     coverage: the coverage, for a witness with other module names; None otherwise.
+    untested: what the model uses, or can be run with, that states no witness of its memory; nothing by default.
     """
 
     target: str
@@ -129,6 +131,7 @@ class Verdict:
     info: dict[str, Any] = field(default_factory=dict)
     sizes: Sizes = ()
     coverage: Coverage | None = None
+    untested: tuple[Evidence, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -143,6 +146,7 @@ class Verdict:
         return {
             "model": {"name": self.target}, "witness": self.witness, "ok": self.ok, "seconds": round(self.seconds, 3),
             **self.info, **({} if self.coverage is None else {"coverage": self.coverage.data()}),
+            "untested": [{"kind": one.kind, "name": one.name} for one in self.untested],
             "checks": [c.data() for c in self.checks],
         }  # fmt: skip
 

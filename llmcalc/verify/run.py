@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from ..errors import InputError
@@ -10,6 +11,7 @@ from ..model import ModelSpec
 from ..sources.preset import Preset
 from .checks import Verdict
 from .reference import Device, busy_seq, verify_reference
+from .untested import untested
 
 Witness: TypeAlias = Literal["reference", "transformers", "published"]
 
@@ -29,6 +31,14 @@ def verify(
     Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
     compared and a step of the model has no kernels.
     """
+    found = _verified(preset, witness, device, batch, seq, every_layer, memory)
+    return replace(found, untested=untested(preset.model))
+
+
+def _verified(
+    preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
+) -> Verdict:
+    """All checks of one model."""
     if witness != "reference" and (device != "meta" or every_layer or memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":

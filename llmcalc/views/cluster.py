@@ -26,6 +26,7 @@ from .memory import (
     fits_table,
     phase_rows,
     run_text,
+    untested_notes,
     workload_data,
 )
 from .notes import plural, too_long, warned
@@ -101,6 +102,7 @@ def report(
     one, peak, layout = found.one, found.peak, found.layout
     use = one.states
     warnings = too_long(use.count.spec, use.workload)
+    warnings += untested_notes(found.peak.device)
     answer = f"{units.GIB.write(peak.device.device_bytes)} {units.GIB.name} required by rank {peak.rank}"
     aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
     notes = said([*warnings, *_notes(found, assumed), *(launched.notes if launched is not None else ())])

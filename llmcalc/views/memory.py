@@ -84,8 +84,8 @@ STATUS = {
     "exact": "equal to the byte to torch",
     "source": "from the source code of a library, not run",
     "estimate": "estimate",
-    "untested": "untested",
 }
+"""Status of a term → how a note says it; a term that is untested has a warning of its own."""
 
 
 def report(preset: Preset, found: Memory, fits: Sequence[Fit], assumed: str = "") -> Report:
@@ -96,6 +96,7 @@ def report(preset: Preset, found: Memory, fits: Sequence[Fit], assumed: str = ""
     use, device = found.states, found.device
     warnings = too_long(use.count.spec, use.workload)
     warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
+    warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     aside = f"{run_text(use)}, {units.count(use.count.total)} parameters"
     notes = said([*warnings, *_notes(preset, found, assumed)])
@@ -336,6 +337,15 @@ def _in_time(points: Sequence[Point]) -> Sequence[Point]:
     return [point for point in points if point.node and point.node not in holders] or points
 
 
+def untested_notes(device: DeviceMemory) -> list[str]:
+    """One warning for the terms that nothing was compared with, by what has no measurement."""
+    names: dict[str, list[str]] = {}
+    for term in device.terms:
+        if term.status == "untested":
+            names.setdefault(term.witness, []).append(term.name)
+    return [f"untested: {', '.join(terms)} ({why})" for why, terms in names.items()]
+
+
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
@@ -364,7 +374,8 @@ def _notes(preset: Preset, found: Memory, assumed: str) -> list[str]:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
     left = not_counted(use)
     notes += [f"not counted: {'; '.join(left)}" if left else "", binary(units.GIB)]
-    notes += [f"{STATUS[term.status]}: {term.name} ({term.witness})" for term in found.device.terms if term.bytes]
+    tested = [term for term in found.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {term.name} ({term.witness})" for term in tested]
     if assumed:
         notes.append(f"runtime of an {assumed} (--hardware)")
     if use.quantized is not None:

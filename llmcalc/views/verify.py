@@ -43,7 +43,18 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
     data = [v.data() for v in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
     ]
-    return Report(one_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)])
+    return Report(one_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested(verdicts))
+
+
+def _untested(verdicts: list[Verdict]) -> list[str]:
+    """One warning for what states no witness of its memory, with the models that use it where there are several."""
+    models: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for one in verdict.untested:
+            models.setdefault(str(one), []).append(verdict.target)
+    several = len(verdicts) > 1
+    names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
+    return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
 
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
@@ -93,7 +104,7 @@ def _verdict(verdict: Verdict, quantity: str) -> str | None:
 
 
 def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
-    notes = []
+    notes = _untested(verdicts)
     agreed, wrong = sum(v.ok for v in verdicts), sum(not v.ok for v in verdicts)
     checks = sum(len(v.checks) for v in verdicts)
     explained = any(v.ok and any(c.explained for c in v.checks) for v in verdicts)

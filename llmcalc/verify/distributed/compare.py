@@ -15,6 +15,7 @@ from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
 from ..difference import sizes_of
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
+from ..untested import untested
 from .job import DTYPE, Job, replayed
 from .launch import launched, started
 
@@ -95,4 +96,4 @@ def verdict_of(job: Job, found: dict[str, Any], target: str = "model", seconds: 
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
         "dtype": DTYPE, "scratch_bytes": found["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
-    return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec))
+    return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec), untested=untested(job.spec))
