@@ -138,5 +138,5 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 def witness_of(thing: object) -> Witness | Mapping[str, Witness]:
     """The witness that a class or a function states itself, not one that it inherits; `UNTESTED` without one."""
-    found: Witness | Mapping[str, Witness] = vars(thing).get("witness", UNTESTED)
+    found: Witness | Mapping[str, Witness] = getattr(thing, "__dict__", {}).get("witness", UNTESTED)
     return found

@@ -51,9 +51,10 @@ def kernels_of(step: Step) -> Iterator[str]:
     if step.verb == "attention":
         yield f"attention_{op}"
     if step.verb == "core":
-        yield from (f"core_{op}", f"module_{op}")
+        yield from (f"core_{op}", f"module_{op}", f"one_{op}")
     if step.verb == "scan":
-        yield from (f"scan_{step.how['kind']}", f"module_{step.how['kind']}")
+        kind = step.how["kind"]
+        yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"one_{kind}")
 
 
 def every_step(items: Sequence[Item]) -> Iterator[Step]:

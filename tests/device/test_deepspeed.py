@@ -31,6 +31,7 @@ from llmcalc.run.layout import Layout
 from tests.device.deepspeed_record import CASES, RECORD, installed, model
 from tests.device.deepspeed_replay import PHASES, replayed
 from tests.device.deepspeed_rows import outcome, under_deepspeed
+from tests.witnesses import compares, under
 
 KEPT = ("set_up", "after_backward", "after")
 
@@ -75,6 +76,7 @@ def test_every_case_is_recorded_as_it_is_now() -> None:
     assert all(recorded()[name]["config"] == case.config for name, case in CASES.items())
 
 
+@compares(lambda: under("deepspeed", model(), "adamw"), torch=False)
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_are_those_of_deepspeed(name: str) -> None:
     compare(name, recorded()[name]["ranks"])

@@ -36,6 +36,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
 from tests.device.piped import by_torch, replayed
+from tests.witnesses import compares, under
 
 WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
 
@@ -89,6 +90,7 @@ each forward pass.
 """
 
 
+@compares(lambda case: under("fsdp2", small(case.layers), "adamw"))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_torch_does(case: Case) -> None:
     spec, layout = small(case.layers), case.layout

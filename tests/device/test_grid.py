@@ -6,8 +6,17 @@ import pytest
 
 from tests.device.grid import Case, cases, models, training, wanted
 from tests.device.steps import by_torch, replayed
+from tests.witnesses import Thing, compares, of_run
 
 
+def things(case: Case) -> set[Thing]:
+    """What a case runs."""
+    spec = models()[case.model]
+    how = training(spec, dict(case.values))
+    return of_run(spec, how.choices, how.optimizer, how.include)
+
+
+@compares(things)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_steps_hold_what_torch_holds(case: Case) -> None:
     spec = models()[case.model]

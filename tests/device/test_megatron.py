@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.megatron import rank_memory, replay_rank
 from llmcalc.device.megatron.buffers import by_muon
@@ -27,9 +28,11 @@ from llmcalc.device.walk import Bytes
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from llmcalc.model import ModelSpec
+from llmcalc.optional import MTP
 from llmcalc.run.layout import Layout
 from llmcalc.run.megatron import MegatronSettings
 from llmcalc.sources.launch.megatron import read_megatron
+from tests.witnesses import Thing, compares, under
 
 Row = dict[str, Any]
 MIB = 2**20
@@ -130,6 +133,7 @@ def b200_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
     return spec.model_copy(update={"vocab_size": c["vocab_size"], "decoder": decoder}), MegatronSettings(**given)
 
 
+@compares(lambda row: under("megatron", b200_run(row)[0], "adamw"), torch=False)
 @pytest.mark.parametrize("row", B200, ids=name)
 def test_peaks_of_b200_runs(row: Row) -> None:
     """Every stage's peak, and the segments, of runs on 8 B200s."""
@@ -172,6 +176,15 @@ def errors_of(row: Row) -> tuple[float, float]:
     return after, 100 * (allocated / measured["mem_max_allocated_bytes"] - 1)
 
 
+def ci_things(row: Row) -> set[Thing]:
+    """What a row runs. Its optimizer is AdamW by its name in torch."""
+    spec, settings = ci_run(row)
+    with_mtp = frozenset({MTP.name}) if settings.mtp_num_layers else frozenset()
+    parts = {Thing(one.kind, one.name, "megatron") for one in evidence_of_parts(spec, with_mtp)}
+    return under("megatron", spec, {"adam": "adamw"}.get(settings.optimizer, settings.optimizer)) | parts
+
+
+@compares(ci_things, torch=False)
 @pytest.mark.parametrize("row", CI, ids=name)
 def test_golden_values_of_megatrons_ci(row: Row) -> None:
     after, peak = errors_of(row)
@@ -384,6 +397,34 @@ def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:
         RankRun(one.spec, settings, 0, Meter())
 
 
+NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
+"""A model whose queries and keys have a norm of each head: 16 and 8 heads of 128."""
+
+
+@compares(lambda: under("megatron", NORMED), torch=False)
+def test_norms_of_heads_keep_their_inputs() -> None:
+    """--qk-layernorm: beside what attention keeps, the inputs of both norms in bf16, and a number of fp32 per row."""
+
+    def grown(changes: dict[str, Any]) -> tuple[int, int]:
+        """Parameters, and bytes of activations at the end of the forward pass, of a third layer."""
+        found = []
+        for layers in (2, 3):
+            spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=layers, **changes).model
+            one = memory(spec, Settings("training", batch=1, seq=512))
+            run = RankRun(spec, settings_of(one, Layout()), 0, Meter())
+            run.set_up()
+            run.step()
+            kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
+            found.append((sum(one.size for one in run.chunks[0].parameters), max(kept)))
+        (parameters, held), (more_parameters, more_held) = found
+        return more_parameters - parameters, more_held - held
+
+    with_norms, without = grown({}), grown({"decoder.block.attention.qk_norm": "none"})
+    assert with_norms[0] - without[0] == 2 * 128
+    assert with_norms[1] - without[1] == 512 * (16 + 8) * (2 * 128 + 4)
+
+
+@compares(lambda: {Thing("optimizer", "muon", "megatron")}, torch=False)
 def test_muon_keeps_one_state_of_a_matrix() -> None:
     adam = kept(*changed(DENSE, use_distributed_optimizer=False))
     muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))

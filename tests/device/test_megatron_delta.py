@@ -12,6 +12,7 @@ from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from tests.device.launches import launched
+from tests.witnesses import compares, under
 
 GDN: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -54,6 +55,7 @@ GDN: dict[str, Any] = {
 launch = partial(launched, GDN, "gdn")
 
 
+@compares(lambda: under("megatron", launch().spec), torch=False)
 def test_a_rank_has_the_parameters_of_megatron() -> None:
     """Shapes of ssm/gated_delta_net/common.py, attention.py and moe/shared_experts.py, of one rank of two."""
     found = launch()

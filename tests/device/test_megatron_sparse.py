@@ -12,6 +12,7 @@ from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from tests.device.launches import launched
+from tests.witnesses import compares, under
 
 DSA: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -46,6 +47,7 @@ DSA: dict[str, Any] = {
 launch = partial(launched, DSA, "dsa")
 
 
+@compares(lambda: under("megatron", launch().spec), torch=False)
 def test_a_rank_has_the_parameters_of_megatron() -> None:
     """Shapes of absorbed_mla.py and dsa.py, of one rank of two in the first of two stages."""
     found = launch()

@@ -21,13 +21,14 @@ import torch._dynamo  # a first step imports it, and would count what it allocat
 from torch import nn
 
 import llmcalc
-from llmcalc.costs.optimizers import held_tensors, optimizer_state
+from llmcalc.costs.optimizers import ALIASES, held_tensors, optimizer_state
 from llmcalc.device.optimizers import IMPLEMENTATIONS, Implementation, Trained, implementations, step
 from llmcalc.errors import InputError
 from llmcalc.kernels.autograd import Graph
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.tensor import DTYPES, empty
 from tests.kernels.witness import Alive
+from tests.witnesses import Thing, compares
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -184,6 +185,7 @@ def is_slow(name: str, implementation: Implementation, shapes: str) -> bool:
     return name == "muon" and implementation == "fused" and "large" in shapes
 
 
+@compares(lambda name: {Thing("optimizer", name)})
 @pytest.mark.parametrize(
     ("name", "implementation", "momentum", "dtype", "shapes"),
     [(*case, *which) for case in CASES for which in LISTS if not is_slow(case[0], case[1], which[1])],
@@ -240,6 +242,7 @@ def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
     return first.kept
 
 
+@compares(lambda name: {Thing("optimizer", ALIASES.get(name, name))}, torch=False)
 @pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit"])
 def test_states_of_8_bits_by_hand(name: str) -> None:
     maps = 2 * 256 * 4

@@ -17,6 +17,7 @@ from llmcalc.errors import InputError
 from llmcalc.kernels.tensor import DTYPES
 from llmcalc.run.layout import Layout, stages
 from llmcalc.studies.plan import walk_of
+from tests.witnesses import compares, under
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
 
@@ -28,6 +29,7 @@ def test_one_rank_holds_what_a_device_does() -> None:
     assert (rank.set_up, rank.after, rank.peak[1].bytes) == (alone.set_up, alone.after, alone.peak[1].bytes)
 
 
+@compares(lambda: under("torch", SPEC, HOW.optimizer), torch=False)
 def test_stages_together_hold_the_model_and_a_copy_of_the_tied_table() -> None:
     layout = Layout(pp=4)
     ranks = [replay_rank(SPEC, HOW, layout, rank) for rank in range(4)]

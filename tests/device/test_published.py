@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from tests.device.published import FINE_TUNING, SERVERS, Outcome, fine_tuning, median_error, rows, servers
+from tests.witnesses import Thing, compares
 
 BOUNDS = {
     "litgpt/Finetuning wit/lora/1.3 B/phi-1.5/None/1/": 0.005,
@@ -41,6 +42,7 @@ def test_every_row_is_compared_or_left_out_with_a_reason() -> None:
     assert {one.id.split()[0] for one in servers()} >= {row["id"].split()[0] for row in rows(*SERVERS)}
 
 
+@compares(lambda: {Thing("kernel", "compiled")}, torch=False)
 def test_the_errors_of_fine_tuning() -> None:
     for one in compared():
         print(f"{one.id:60} {one.measured:6} {one.low:6.2f} {one.high:6.2f} {100 * one.error:+.1f} %")

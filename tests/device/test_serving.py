@@ -25,6 +25,7 @@ from llmcalc.verify.distributed.parallel import divide_products, keep_stage
 from llmcalc.verify.distributed.rank import OnRank
 from tests.device.test_inference import Found, replayed
 from tests.layouts.fake_ranks import fake_rank
+from tests.witnesses import compares, under
 
 TINY = {
     "vocab_size": 64,
@@ -82,9 +83,11 @@ MODELS = {
     "gpt2": llmcalc.load("gpt2", **{name: TINY[name] for name in TINY if name not in HEADS}).model,
     "gemma2-2b": llmcalc.load("gemma2-2b", **TINY).model,
     "qwen2.5-1.5b": llmcalc.load("qwen2.5-1.5b", **TINY).model,
+    "qwen3-0.6b": llmcalc.load("qwen3-0.6b", **TINY).model,
 }
 
 
+@compares(lambda name: under("torch", MODELS[name]))
 @pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
 def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
     spec, how, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)

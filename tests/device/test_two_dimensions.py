@@ -33,6 +33,7 @@ from llmcalc.run.titan import Float8
 from tests.device.fully_sharded import Tracker, differences, replayed, steps_of
 from tests.device.test_fsdp2 import Counts
 from tests.device.two_dimensional import KINDS, Parts, Sent, by_torch
+from tests.witnesses import compares, under
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
@@ -86,6 +87,7 @@ CASES = [
 ]
 
 
+@compares(lambda case: under("fsdp2", MODELS[case.model], case.how.optimizer))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
     spec = MODELS[case.model]

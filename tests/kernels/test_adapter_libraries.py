@@ -25,6 +25,7 @@ from llmcalc.verify import variants
 from tests.contracts.test_parts import around_a_model
 from tests.device.published import DATA
 from tests.kernels.models import by_torch, without_values
+from tests.witnesses import compares, of_run
 
 ALL = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 BATCH, TOKENS = 2, 7
@@ -79,6 +80,7 @@ def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
+@compares(lambda number: of_run(spec(number), Choices(cross_entropy="split")))
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("number", [0, 2])
 def test_the_loss_chunk_by_chunk(number: int, chunk: int | None) -> None:

@@ -13,12 +13,14 @@ from llmcalc.kernels.lowering import Unsupported
 from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.models import by_torch, without_values
+from tests.witnesses import compares, of_run
 
 
 def spec(number: int) -> ModelSpec:
     return around_a_model(Block.examples()[number])
 
 
+@compares(lambda kind, number: of_run(spec(number), Choices(attention=kind)))
 @pytest.mark.parametrize("number", [0, 1, 2, 12, 13])
 @pytest.mark.parametrize("kind", ["flash", "sdpa-math"])
 def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
@@ -29,6 +31,7 @@ def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
     assert held == by_torch(spec(number), log=theirs, choices=choices), "\n".join([*ours, "=====", *theirs])
 
 
+@compares(lambda number: of_run(spec(number), Choices(norm="fused")))
 @pytest.mark.parametrize("number", [1, 12, 13])
 def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
     ours: list[str] = []

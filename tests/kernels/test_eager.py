@@ -6,9 +6,11 @@ import pytest
 
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.kernels.lowering import Unsupported
+from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import differences, examples
 from tests.kernels.models import by_torch, without_values
+from tests.witnesses import compares, of_run
 
 PUBLISHED = {
     "GatedDeltaNet-0",
@@ -51,6 +53,7 @@ REFUSED = {"MLSTM-1", "MLSTM-2"}
 EXAMPLES = examples()
 
 
+@compares(lambda name: of_run(around_a_model(EXAMPLES[name])))
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in PUBLISHED | REFUSED])
 def test_a_part_holds_what_torch_holds(name: str) -> None:
     spec = around_a_model(EXAMPLES[name])
@@ -67,11 +70,16 @@ def test_a_part_runs_published_kernels(name: str) -> None:
     assert ours != theirs
 
 
+def with_attention(name: str) -> ModelSpec:
+    """A model around a recurrent part, with another mixer in its place."""
+    field = "attention" if name.startswith("Zamba") else "state_space"
+    return around_a_model(EXAMPLES[name].model_copy(update={field: Attention(num_attention_heads=4)}))
+
+
+@compares(lambda name: of_run(with_attention(name)))
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith(("HybridBlock", "ZambaLayer"))])
 def test_what_is_around_a_recurrent_part_holds_what_torch_holds(name: str) -> None:
-    """Another mixer stands for the recurrent one."""
-    field = "attention" if name.startswith("Zamba") else "state_space"
-    spec = around_a_model(EXAMPLES[name].model_copy(update={field: Attention(num_attention_heads=4)}))
+    spec = with_attention(name)
     assert without_values(spec) == by_torch(spec)
 
 

@@ -21,6 +21,7 @@ from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
 from tests.kernels.passes import BATCH, CHUNKS, ONE_PROMPT, SEQ, Pass, by_torch, without_values
 from tests.kernels.test_eager import PUBLISHED, REFUSED
+from tests.witnesses import compares, of_run
 
 EXAMPLES = examples()
 
@@ -99,6 +100,7 @@ def test_a_whole_prompt_holds_what_torch_holds(name: str) -> None:
     compared(around_a_model(EXAMPLES[name]), ONE_PROMPT)
 
 
+@compares(lambda name: of_run(around_a_model(EXAMPLES[name])))
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_a_recurrent_part_decodes_as_torch_does(name: str) -> None:
     """Published kernels run the prompt: they keep what the reference keeps."""

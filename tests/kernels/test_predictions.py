@@ -12,6 +12,7 @@ from llmcalc.optional import MTP
 from tests.builders import spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.models import by_torch, without_values
+from tests.witnesses import compares, of_run
 
 WITH_MTP = frozenset({MTP.name})
 
@@ -46,6 +47,7 @@ MODELS = {
 }
 
 
+@compares(lambda name: of_run(MODELS[name], include=WITH_MTP))
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_hold_what_torch_holds(name: str) -> None:
     spec: ModelSpec = MODELS[name]

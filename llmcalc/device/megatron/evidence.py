@@ -18,7 +18,7 @@ MEASURED = by_source(f"{CODE}; peaks of published runs", "tests/device/test_mega
 
 DELTA = by_source(f"{CODE}; sizes by hand", "tests/device/test_megatron_delta.py")
 SPARSE = by_source(f"{CODE}; sizes by hand", "tests/device/test_megatron_sparse.py")
-MUON = by_source(f"{CODE}; sizes by hand", "tests/device/test_megatron.py")
+BY_HAND = by_source(f"{CODE}; sizes by hand", "tests/device/test_megatron.py")
 
 PARTS: Mapping[tuple[str, str], Witness] = {
     ("part", "stack"): MEASURED,
@@ -41,7 +41,7 @@ PARTS: Mapping[tuple[str, str], Witness] = {
     ("part", "multi_token_prediction"): MEASURED,
     ("part", "output_gate"): DELTA,
     ("part", "indexer"): SPARSE,
-    ("part", "qk_norm"): UNTESTED,
+    ("part", "qk_norm"): BY_HAND,
     ("part", "latent"): UNTESTED,
 }
 """(kind, name) of a part that Megatron-LM has → what its runs were compared with."""
@@ -50,7 +50,7 @@ EVIDENCE = FrameworkEvidence(
     name="megatron",
     witness=MEASURED,
     parts=PARTS,
-    optimizers={"adamw": MEASURED, "muon": MUON, "sgd": UNTESTED},
+    optimizers={"adamw": MEASURED, "muon": BY_HAND, "sgd": UNTESTED},
     own_kernels=True,
 )
 

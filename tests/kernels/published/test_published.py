@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from llmcalc.components.evidence import part_evidence
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.kernels.aten import Aten
 from llmcalc.kernels.autograd import Graph, backward, saved_storages
+from llmcalc.kernels.evidence import evidence_of_kernels
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.profiles.eager import Eager
 from llmcalc.kernels.published import KERNELS as TABLE
@@ -31,6 +33,7 @@ from tests.kernels.published.kernels import KERNELS, KernelCase, Of
 from tests.kernels.published.modules import MODULES, NORM, ModuleCase
 from tests.kernels.published.record import RECORDS
 from tests.kernels.witness import Held
+from tests.witnesses import Thing, compares
 
 RECORDED = json.loads(RECORDS.read_text())
 MISSING = launchless.missing()
@@ -67,13 +70,26 @@ def by_kernel(case: KernelCase, sizes: Of) -> Held:
     return held(meter, graph, case.ours(Aten(graph), sizes, *inputs), base)
 
 
-def by_module(case: ModuleCase, sizes: Of) -> Held:
+def program_of(case: ModuleCase, sizes: Of) -> tuple[Flow, Value]:
+    """The program of a module in layers, and the value that it reads."""
     part, program, x = case.part(sizes), Flow(), Value(TOKENS, (Axis("hidden", sizes.h),))
 
     def layer(v: Value) -> Value:
         return program.add(v, program.part("module", part, program.part("norm", NORM, v)))
 
     program.result = program.layers(x, layer, sizes.n, None)
+    return program, x
+
+
+def things(name: str, sizes: Of) -> set[Thing]:
+    """The part that a module is, and its kernels."""
+    case = MODULES[name]
+    kernels = evidence_of_kernels(Eager, program_of(case, sizes)[0], case.choices)
+    return Thing.of([part_evidence(case.part(sizes)), *kernels])
+
+
+def by_module(case: ModuleCase, sizes: Of) -> Held:
+    program, x = program_of(case, sizes)
     meter = Meter()
     graph = Graph(meter)
     graph.adds_in_place = False
@@ -99,6 +115,7 @@ def test_a_kernel_holds_what_its_own_code_held(name: str, sizes: Of, recorded: H
     assert by_kernel(KERNELS[name], sizes) == recorded
 
 
+@compares(things, torch=False)
 @pytest.mark.parametrize(("name", "sizes", "recorded"), each("modules"))
 def test_a_module_holds_what_its_own_code_held(name: str, sizes: Of, recorded: Held) -> None:
     assert by_module(MODULES[name], sizes) == recorded
