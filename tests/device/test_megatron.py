@@ -360,9 +360,9 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
         ("llama3-8b", Layout(cp=2), "--seq 90: each rank of --cp 2 has 2 parts of it; expected a multiple of 4"),
         ("llama3-8b", Layout(cp=3, cp_comm="a2a"), "3 does not divide the 32 heads and 8 key heads of a rank"),
         ("mixtral-8x7b", Layout(dp=6, ep=3), "--ep 3: does not divide 8 experts; expected one of 1, 2, 4, 8"),
-        ("lfm2-350m", Layout(), "layers.conv: no kernels for a product of values that are not of one layer"),
-        ("minimax-m3", Layout(), "layers.self_attn: no kernels for an indexer of attention without latents"),
-        ("kimi-linear-48b-a3b", Layout(), "layers.linear_attn: no kernels for joining these values"),
+        ("lfm2-350m", Layout(), "Megatron-LM has no mixer 'short_conv'"),
+        ("minimax-m3", Layout(), "Megatron-LM has no part 'block_indexer'"),
+        ("kimi-linear-48b-a3b", Layout(), "Megatron-LM has no mixer 'kimi_delta_attention'"),
     ],
 )
 def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Layout, words: str) -> None:
