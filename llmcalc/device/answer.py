@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from ..errors import InputError
-from ..evidence import ON_META, Status
+from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
 from ..kernels.meter import Peak, Place
 from ..kernels.repeats import RECORDED
 from ..model import ModelSpec
+from .evidence import evidence_of_run
 from .fold import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
 from .played import PlayedAllocator
 from .recording import Recorded
@@ -114,10 +115,28 @@ class Beside:
     stays: bool = True
 
 
+def known(term: Term, evidence: Sequence[Evidence]) -> Term:
+    """A term of a run, known as well as the least known of what the run uses."""
+    status = weakest([term.status, *(one.status for one in evidence)])
+    if term.of_runtime or status == term.status:
+        return term
+    if status == "untested":
+        return replace(term, status=status, witness=f"no measurement of {names_of(evidence, status)}")
+    names = witnesses_of(evidence, status)
+    if term.witness == ON_META:
+        names = f"torch on meta, and {names}" if status == "source" else names
+    else:
+        names = f"{term.witness}; {names}"
+    return replace(term, status=status, witness=names)
+
+
+def known_memory(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
+    """The memory of a device whose terms are known as well as the least known of what its run uses."""
+    return replace(device, terms=tuple(known(term, evidence) for term in device.terms))
+
+
 def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
-    from .evidence import evidence_of_run, known
-
     return device_memory(
         spec,
         lambda layers, workspace: [record(spec, how, layers, workspace)],

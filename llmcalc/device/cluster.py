@@ -19,8 +19,7 @@ from ..run.execution import AttentionImplementation
 from ..run.layout import Layout
 from ..run.titan import TitanSettings
 from ..units import DTYPE_BITS
-from .answer import TORCH, DeviceMemory, Term, summed
-from .evidence import known_memory
+from .answer import TORCH, DeviceMemory, Term, known_memory, summed
 from .fold import loops
 from .memory import Memory
 from .nccl import with_nccl

@@ -14,7 +14,6 @@ SERVING = FrameworkEvidence(
     parts=dict.fromkeys(
         (
             ("part", "stack"),
-            ("part", "qk_norm"),
             ("layer", "block"),
             ("mixer", "attention"),
             ("network", "mlp"),

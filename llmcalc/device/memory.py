@@ -17,8 +17,8 @@ from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
 from ..run.execution import AttentionImplementation
-from .answer import TENSORS, Beside, DeviceMemory, Run, Term, device_memory
-from .evidence import evidence_of_run, known
+from .answer import TENSORS, Beside, DeviceMemory, Run, Term, device_memory, known
+from .evidence import evidence_of_run
 from .inference import record_inference
 from .runtime import HOPPER, Runtime
 from .settings import Settings, stored_otherwise

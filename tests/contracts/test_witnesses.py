@@ -25,10 +25,9 @@ from llmcalc.components.base import Part
 from llmcalc.components.evidence import in_words
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.device import distributed_torch
-from llmcalc.device.answer import TENSORS
+from llmcalc.device.answer import TENSORS, known
 from llmcalc.device.cluster import FRAMEWORKS
 from llmcalc.device.deepspeed import evidence as deepspeed
-from llmcalc.device.evidence import known
 from llmcalc.device.fsdp import evidence as fsdp2
 from llmcalc.device.megatron import evidence as megatron
 from llmcalc.device.optimizers import RECORDS

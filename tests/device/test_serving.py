@@ -83,7 +83,6 @@ MODELS = {
     "gpt2": llmcalc.load("gpt2", **{name: TINY[name] for name in TINY if name not in HEADS}).model,
     "gemma2-2b": llmcalc.load("gemma2-2b", **TINY).model,
     "qwen2.5-1.5b": llmcalc.load("qwen2.5-1.5b", **TINY).model,
-    "qwen3-0.6b": llmcalc.load("qwen3-0.6b", **TINY).model,
 }
 
 

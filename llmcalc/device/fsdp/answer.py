@@ -20,8 +20,8 @@ from ...model import ModelSpec
 from ...optional import TOWERS
 from ...run.layout import Layout
 from ...run.titan import TitanSettings
-from ..answer import TORCH, DeviceMemory, Term, device_memory
-from ..evidence import evidence_of_run, known
+from ..answer import TORCH, DeviceMemory, Term, device_memory, known
+from ..evidence import evidence_of_run
 from ..fold import Loop, loops
 from ..memory import Memory, is_recurrent
 from ..recording import Recorded, Recorder
