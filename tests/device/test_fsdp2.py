@@ -170,6 +170,7 @@ Gemma 4's layers in its mixed precision; parameters that no pass reads are not m
 """
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a classifier's output is a view
 @compares(lambda name: under("fsdp2", family(name), "adamw"))
 @pytest.mark.parametrize("name", PARTS)
 def test_a_rank_with_a_part_holds_what_the_tracker_sees(name: str) -> None:

@@ -6,9 +6,11 @@ Reached: of the fine-tuning rows on one device, the median error is 0.3 % and th
 from __future__ import annotations
 
 from functools import cache
+from math import ceil
 
 import pytest
 
+from llmcalc.kernels.profiles.eager.fused import COMPILED
 from tests.device.published import FINE_TUNING, SERVERS, Outcome, fine_tuning, median_error, rows, servers
 from tests.witnesses import Thing, compares
 
@@ -49,6 +51,12 @@ def test_the_errors_of_fine_tuning() -> None:
         assert abs(one.error) <= BOUNDS.get(one.id, 0.0), one
     assert median_error(tuned()) <= 0.005
     assert max(abs(one.error) for one in compared()) <= 0.08
+
+
+def test_an_estimate_says_its_error_and_over_how_many_runs() -> None:
+    errors = [abs(one.error) for one in compared() if "torch.compile" in one.note]
+    assert max(errors) > 0.07
+    assert COMPILED.name.endswith(f"(within {ceil(100 * max(errors))} % of {len(errors)} published runs)")
 
 
 def test_a_run_that_was_out_of_memory_is_computed_to_be() -> None:
