@@ -93,7 +93,9 @@ class Family:
         them with the installed class).
     ignored: its own fields that change no count.
     text: the family of its `text_config`, for a model that wraps a text model.
-    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`).
+    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`); also the usual names of
+        `unread`.
+    unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
     like: the model type whose `transformers` class computes it, if it has no class of its own.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
@@ -117,6 +119,7 @@ class Family:
     ignored: frozenset[str] = frozenset()
     text: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
     like: str | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)

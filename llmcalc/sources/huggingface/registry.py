@@ -245,7 +245,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     wrapper, family = usual_name(outer["model_type"]), family_of(kind, where)
     if family.read is None:
         raise InputError(f"{where}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases)
+    config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases, family.unread)
     model = family.read(config)
     config.close(family.ignored)
     notes = [*config.notes, *_doubt(wrapper, outer, model)]
