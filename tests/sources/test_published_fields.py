@@ -172,9 +172,7 @@ def test_nomics_names_must_have_the_values_that_the_class_builds() -> None:
     table, _ = read_config({**nomic, **NOMIC, "activation_function": "swiglu", "layer_norm_epsilon": 1e-12})
     assert table == read_config(nomic)[0]
     assert read_config({**nomic, **NOMIC, "n_inner": 64, "intermediate_size": 64})[0] != table
-    with pytest.raises(
-        InputError, match="n_inner: 4096; expected 3072, which is intermediate_size: the class does not"
-    ):
+    with pytest.raises(InputError, match="n_inner: 4096; expected 3072, which is intermediate_size: the class "):
         read_config({**nomic, **NOMIC, "n_inner": 4096})
     with pytest.raises(InputError, match="n_inner: 3072; expected 1024, which is intermediate_size"):
         read_config({**nomic, **NOMIC, "intermediate_size": 1024})

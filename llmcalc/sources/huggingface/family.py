@@ -92,6 +92,9 @@ class Family:
     defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares
         them with the installed class).
     ignored: its own fields that change no count.
+    uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
+        have it; `{}` in the remark is the field's value.
+    published_as: other model types in published configs whose class is of this family; the class's name decides.
     text: the family of its `text_config`, for a model that wraps a text model.
     aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`); also the usual names of
         `unread`.
@@ -117,6 +120,8 @@ class Family:
     read: Callable[[Config], dict[str, Any]] | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    uncounted: Mapping[str, str] = field(default_factory=dict)
+    published_as: frozenset[str] = frozenset()
     text: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()

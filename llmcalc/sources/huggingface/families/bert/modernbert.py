@@ -267,6 +267,19 @@ OF_NOMIC = OLD | {
 }
 
 
+OF_JINA = frozenset(
+    """
+    emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
+    matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
+    """.split()  # noqa: SIM905
+)
+"""Fields of the code in the first repository of jina-embeddings-v3, which the class does not read."""
+
+JINA_ADAPTERS = {
+    "lora_rank": "the adapters of rank {} for jina-embeddings-v3's tasks are not counted: only its own code has them"
+}
+
+
 def _pooling(s: Facts) -> str:
     return "bos" if isinstance(s.spec.head, Classifier) and s.spec.head.over == "sequence" else "late"
 
@@ -381,7 +394,8 @@ FAMILIES = {
             "layer_norm_eps": 1e-5,
             "tie_word_embeddings": True,
         },
-        OLD,
+        OLD | OF_JINA,
+        uncounted=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
     ),
