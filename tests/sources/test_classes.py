@@ -61,22 +61,40 @@ def unsupported() -> dict[str, list[str]]:
     return {kind: sorted(found[kind]) for kind in sorted(found)}
 
 
-def written(found: dict[str, list[str]]) -> str:
-    """Returns a file's text: one line per model type with a class."""
+def language_models(*tasks: str) -> list[str]:
+    """Returns the unsupported model types for which an auto class of one of these tasks has a class, sorted."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in tasks]
+    return sorted(kind for kind in unsupported() if any(isinstance(names.get(kind), str) for names in mappings))
+
+
+def written(found: dict[str, list[str]], **lists: list[str]) -> str:
+    """Returns a file's text: one line per model type with a class, and one per list of model types."""
     import transformers
 
     named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
     version = json.dumps(transformers.__version__)
-    return f'{{\n  "transformers": {version},\n  "classes": {named}\n}}\n'
+    more = "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
+    return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
+
+
+def written_others() -> str:
+    """Returns the text of `other_classes.json`."""
+    return written(
+        unsupported(),
+        causal=language_models("CAUSAL_LM"),
+        language=language_models("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM"),
+    )
 
 
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
     assert LIST.read_text() == written(supported), "run python -m tests.sources.test_classes"
-    assert OTHERS.read_text() == written(unsupported()), "run python -m tests.sources.test_classes"
+    assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 
 if __name__ == "__main__":
     LIST.write_text(written({kind: classes_of(kind) for kind in model_types()}))
-    OTHERS.write_text(written(unsupported()))
+    OTHERS.write_text(written_others())

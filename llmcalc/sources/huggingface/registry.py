@@ -138,9 +138,13 @@ def family_of(model_type: str, where: str = "", config: Mapping[str, Any] | None
 
 
 @cache
-def other_classes() -> dict[str, list[str]]:
-    """Unsupported model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
-    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())["classes"]
+def other_classes() -> dict[str, dict[str, list[str]]]:
+    """The model types of `transformers` that are not supported, as listed by `python -m tests.sources.test_classes`.
+
+    Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types with
+        a language model of any kind.
+    """
+    found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
     return found
 
 
@@ -148,14 +152,13 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     """Whether `--measure` finds a class of `transformers` for a config: the one in `architectures`, else a language
     model of the model type.
     """
-    kind, name = usual_name(config["model_type"]), architecture_of(config)
-    names = classes().get(kind) or other_classes().get(kind, [])
-    if name.lower() in {cls.lower() for cls in names}:
+    kind, name, others = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    named = classes().get(kind) or others["classes"].get(kind, [])
+    if name.lower() in {cls.lower() for cls in named}:
         return True
-    endings = ("ForCausalLM", "LMHeadModel")
-    if not name:
-        endings += ("ForMaskedLM", "ForConditionalGeneration")
-    return name.endswith(("ForCausalLM", "")[not name]) and any(cls.endswith(endings) for cls in names)
+    if name.endswith("ForCausalLM"):
+        return kind in others["causal"]
+    return not name and kind in others["language"]
 
 
 def _without_family(config: Mapping[str, Any]) -> str:
