@@ -141,8 +141,8 @@ def family_of(model_type: str, where: str = "", config: Mapping[str, Any] | None
 def other_classes() -> dict[str, dict[str, list[str]]]:
     """The model types of `transformers` that are not supported, as listed by `python -m tests.sources.test_classes`.
 
-    Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types with
-        a language model of any kind.
+    Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types
+        with a language model of any kind.
     """
     found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
     return found
