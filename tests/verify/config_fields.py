@@ -1,6 +1,6 @@
 """Compares the config fields that count in llmcalc with the fields that the class reads.
 
-A field counts if and only if the family's class in `transformers` reads it. For each shape of `tests/families` and each
+A field counts only if the family's class in `transformers` reads it. For each shape of `tests/families` and each
 wrapper with vision or audio, every field that the reader asks for gets other values. If that changes a count
 (parameters, FLOPs or cache), then the configuration built from the changed fields must differ in an attribute that the
 class read while it was built and run. A changed list that the configuration class rejects must be rejected by llmcalc
@@ -43,6 +43,9 @@ MISSING = "(missing)"
 
 SEQ = 40
 """Tokens of the counts; more than any window of the shapes and most changed windows."""
+
+ENOUGH = 2
+"""Number of values of a field that are compared in one config; other lengths of a list are always compared."""
 
 READERS = ("modeling_", "masking_utils.py", "modeling_layers.py")
 """Beginnings of the names of files in `transformers` whose reads of a config count.
@@ -236,10 +239,13 @@ def differences(config: dict[str, Any]) -> Iterator[Difference]:
         value = default if value is None else value
         derived = attribute(made, path)
         value = list(derived) if value is None and isinstance(derived, list | tuple) else value
+        compared = 0
         for other in values_for(name, value, types_of(type(made), name), depth):
-            reason = _difference(
-                config, changed(config, path, other), table, before, isinstance(value, list) and isinstance(other, list)
-            )
+            strict = isinstance(value, list) and isinstance(other, list)
+            if compared == ENOUGH and not strict:
+                continue
+            reason = _difference(config, changed(config, path, other), table, before, strict)
+            compared += reason is not None
             if reason:
                 yield Difference(kind, architecture, path, other, reason)
                 break
@@ -247,8 +253,10 @@ def differences(config: dict[str, Any]) -> Iterator[Difference]:
 
 def _difference(
     config: dict[str, Any], variation: dict[str, Any], table: dict[str, Any], before: Mapping[str, Any], strict: bool
-) -> str:
-    """Returns how llmcalc and the class differ on a config with a changed field; empty if they do not.
+) -> str | None:
+    """Returns how llmcalc and the class differ on a config with a changed field.
+
+    It is empty if they do not differ, and None if the field changes nothing in llmcalc or is rejected.
 
     table: the description of the unchanged config.
     before: path → value of every attribute that the class reads, of the unchanged config.
@@ -257,24 +265,31 @@ def _difference(
     try:
         changed_table, notes = read_config(deepcopy(variation))
     except InputError:
-        return ""
+        return None
     same = changed_table == table
     if any("encoder is not counted" in note for note in notes) or (same and not strict):
-        return ""
+        return None
     try:
         theirs = configured(variation)
     except Exception as error:
         answered = strict and counts(variation) is not None
-        return f"the class rejects it: {' '.join(str(error).split())[:160]}" if answered else ""
+        return f"the class rejects it: {' '.join(str(error).split())[:160]}" if answered else None
     if same or any(attribute(theirs, path) != value for path, value in before.items()):
         return ""
-    return "the class does not read it" if counts(variation) not in (None, counts(config)) else ""
+    return "the class does not read it" if counts(variation) not in (None, counts(config)) else None
 
 
 def configs_of(kind: str) -> Iterator[dict[str, Any]]:
-    """Yields the small configs of a model type: its shapes, and its wrapper around a small text model."""
-    if family_of(kind).read is not None:
-        yield from shapes_of(kind)
+    """Yields the small configs of a model type: its shapes, and its wrapper around a small text model.
+
+    Of shapes with the same fields for several classes, only the first is used.
+    """
+    met: list[dict[str, Any]] = []
+    for shape in shapes_of(kind) if family_of(kind).read is not None else ():
+        fields = {name: value for name, value in shape.items() if name != "architectures"}
+        if fields not in met:
+            met.append(fields)
+            yield shape
     if kind in WRAPPERS:
         yield from (wrapped(kind, tower) for tower in WRAPPERS[kind][2])
 
