@@ -18,6 +18,7 @@ class Published(Record):
     parameters: exact parameter count of the released weights.
     parameters_note: what that count includes or excludes compared with the model's own parameters.
     nominal: the rounded figure (`8B`).
+    nominal_without_head: whether the rounded figure leaves out the model's head.
     active: active parameters of a mixture of experts, rounded.
     """
 
@@ -25,6 +26,7 @@ class Published(Record):
     parameters_difference: int = Field(default=0, strict=True)
     parameters_note: str | None = None
     nominal: str | None = None
+    nominal_without_head: bool = False
     active: str | None = None
     training_tokens: str | None = None
 

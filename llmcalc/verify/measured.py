@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..flow.tree import spans
+from ..sources.huggingface.drafts import require_whole
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import kind_of_class, usual_name
@@ -42,6 +43,10 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     """
     require_transformers("--measure")
     given = read_json(path)
+    try:
+        require_whole(given)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     kind = given.get("model_type") or kind_of_class(architecture_of(given))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")

@@ -85,12 +85,38 @@ def test_either_of_the_two_fields_names_the_class(run: Any, tmp_path: Path, left
     assert measured["params"]["total"] == counted["params"]["total"]
 
 
-def test_an_unknown_type_names_near_ones_and_the_way_out(run: Any, tmp_path: Path) -> None:
+def test_an_unknown_type_names_near_ones(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "lama"}))
     result = run("params", str(tmp_path))
     assert result.code == 2
     assert "Did you mean llama" in result.err
-    assert "--measure" in result.err
+    assert "--measure" not in result.err
+    assert "transformers has no class for it either" in result.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "works"),
+    [
+        ("big_bird", None, True),
+        ("big_bird", "BigBirdForMaskedLM", True),
+        ("big_bird", "OwnBirdForCausalLM", True),
+        ("big_bird", "OwnBirdModel", False),
+        ("clip", "CLIPModel", True),
+        ("clip", None, False),
+        ("blip", "BlipForConditionalGeneration", True),
+        ("blip", "BlipForCausalLM", False),
+        ("nobodys_type", None, False),
+        ("nobodys_type", "NobodysForCausalLM", False),
+    ],
+)
+def test_measuring_is_suggested_exactly_where_it_works(
+    run: Any, tmp_path: Path, kind: str, architecture: str | None, works: bool
+) -> None:
+    named = {} if architecture is None else {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **named}))
+    suggestion = "llmcalc params --measure counts its transformers class instead"
+    assert (suggestion in run("params", str(tmp_path)).err) == works
+    assert (run("params", str(tmp_path), "--measure").code == 0) == works
 
 
 class TestWhichClass:
@@ -125,8 +151,3 @@ class TestWhichClass:
             f"error: {path}: model_type: the installed transformers has no 'nobodys_type'; its classes are code of its "
             "own repository (auto_map), which llmcalc never runs\n"
         )
-
-    def test_any_other_unknown_type_is_suggested_to_be_measured(self, run: Any, tmp_path: Path) -> None:
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps({**self.SMALL, "model_type": "nobodys_type"}))
-        assert "llmcalc params --measure counts its transformers class instead" in run("params", str(path)).err

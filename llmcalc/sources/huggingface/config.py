@@ -71,6 +71,7 @@ class Config:
     defaults: defaults of the family's configuration class, under its own field names.
     where: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
+    unread: usual names in `aliases` that the family's class does not read; only the family's own name counts.
     asked: names of all fields that have been read.
     notes: remarks for the user.
     unknown: fields that were never read, set by `close`.
@@ -83,6 +84,7 @@ class Config:
     head: HeadKind = "lm"
     where: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
     asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
@@ -119,7 +121,10 @@ class Config:
 
     def _called(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        names = (*names, *(self.aliases[n] for n in names if n in self.aliases))
+        names = (
+            *(name for name in names if name not in self.unread),
+            *(self.aliases[name] for name in names if name in self.aliases),
+        )
         self.asked.update(names)
         return names
 
@@ -243,6 +248,8 @@ class Config:
 
     def _meant(self, name: str) -> str:
         """Returns the field that an unknown field may misspell: one that was read and is not set in the config."""
+        if name in self.unread:
+            return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(known for known in tuple(self.asked) if not self.has(known))
         return near_to(name, unset)
 

@@ -15,6 +15,7 @@ COUNTING_WORDS = frozenset({"num", "n", "size", "dim", "dims", "of", "per", "max
 
 SIZED_THINGS = frozenset(
     {"layers", "blocks", "heads", "head", "experts", "rank", "groups", "channels", "width", "depth", "layer", "modules"}
+    | {"window"}
 )
 """Words for the parts of an architecture that have a number or a size."""
 
