@@ -11,11 +11,11 @@ from typing import Any
 
 from ...errors import InputError
 from ...run.megatron import MegatronSettings
-from ..files import read_text
+from ..files import parse_json, parse_toml, read_text
 from . import accelerate, deepspeed, megatron, torchtitan, trainer
 from .launch import Launch
 from .shell import Command, Script, is_open, read_script, said
-from .text import LARGEST, parse_json, parse_toml, parse_yaml
+from .text import LARGEST, parse_yaml
 
 EXPECTED = (
     "Megatron-LM arguments (YAML, JSON or a shell script), a torchtitan job, a DeepSpeed config, or a file of "
