@@ -80,7 +80,7 @@ def _reason(error: Exception) -> str:
     return "has a character that no path can have"
 
 
-_JSON_SIGN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{,]', re.DOTALL)
+_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{,]', re.DOTALL)
 
 
 def require_few_elements(text: str, where: str, most: int) -> None:

@@ -84,7 +84,7 @@ def _require_short_keys(text: str, where: str) -> None:
         raise InputError(f"{where}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
-_TOML_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\']*\'')
 _KEY_PART = r'(?:[A-Za-z0-9_-]+|"")'
 _DEEP_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}")
 MOST_DOTS = 100_000
