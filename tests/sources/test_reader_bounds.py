@@ -64,7 +64,7 @@ SPARSE: dict[str, tuple[bytes, str]] = {
     "a key of 12 GiB": (gguf_start(0, 1) + struct.pack("<Q", HUGE), "metadata key: 12,884,901,888 bytes"),
     "a tensor's name of 12 GiB": (gguf_start(1, 0) + struct.pack("<Q", HUGE), "tensor name: 12,884,901,888 bytes"),
     "2^40 tensors": (gguf_start(2**40, 0), "1,099,511,627,776 tensors"),
-    "400,000 tensors of nothing": (gguf_start(400_000, 0), "a tensor has no name"),
+    "300,000 tensors of nothing": (gguf_start(300_000, 0), "a tensor has no name"),
     "10,000 entries of nothing": (gguf_start(0, 10_000), "two metadata entries are called"),
 }
 
@@ -113,22 +113,22 @@ def header_of(count: int, prefix: str = "model.layers.1.mlp.experts.") -> bytes:
 def test_too_many_tensors(tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", header_of(1_600_000, ""), 3_200_000)
     refused(bounded("params", str(path)), "expected at most 64,000,000 bytes in all headers")
-    path = safetensors(tmp_path / "m.safetensors", header_of(700_000, ""), 1_400_000)
-    refused(bounded("params", str(path)), "too many tensors; expected at most 400,000")
+    path = safetensors(tmp_path / "m.safetensors", header_of(600_000, ""), 1_200_000)
+    refused(bounded("params", str(path)), "too many tensors; expected at most 300,000")
 
 
 @pytest.mark.parametrize("command", ["params", "check"])
 def test_the_largest_header_is_answered(command: str, tmp_path: Path) -> None:
-    path = safetensors(tmp_path / "m.safetensors", header_of(400_000), 800_000)
+    path = safetensors(tmp_path / "m.safetensors", header_of(300_000), 600_000)
     result = bounded(command, str(path), *(["llama3-8b"] if command == "check" else []))
     assert result.returncode == (1 if command == "check" else 0), result.stderr
-    assert result.seconds < 2 * MOST_SECONDS
+    assert result.seconds < MOST_SECONDS
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ('{"a":[' + "[]," * 20_000_000 + "[]]}", "__metadata__: 60,000,009 bytes are too many"),
+        ('{"a":[' + "[]," * 20_000_000 + "[]]}", "__metadata__: 60,000,010 bytes are too many"),
         ('{"a":[' + "[]," * 5_000_000 + "[]]}", "__metadata__: expected a table of texts"),
         ("{" + ",".join(f'"{i}":""' for i in range(1_000_000)) + "}", "__metadata__: too many entries"),
         ('{"a":{"b":"c"}}', "not valid JSON, or not a table of tensors"),
@@ -172,8 +172,8 @@ def index(path: Path, pairs: str) -> Path:
 
 INDEXES: dict[str, tuple[Callable[[], str], str]] = {
     "5 M files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(5_000_000)), "too large"),
-    "1 M files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(1_000_000)), "expected at most 401,000"),
-    "400,000 files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(400_000)), "expected at most 5,000"),
+    "1 M files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(1_000_000)), "expected at most 301,000"),
+    "300,000 files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(300_000)), "expected at most 5,000"),
     "a tensor twice": (lambda: '"a":"x.safetensors","a":"y.safetensors"', "a is listed twice"),
     "lists": (lambda: '"a":[' + "[]," * 10_000_000 + "[]]", "values and fields are too many"),
     "deep lists": (lambda: '"a":' + "[" * 100_000 + "]" * 100_000, "not valid JSON"),
