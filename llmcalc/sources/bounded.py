@@ -93,4 +93,3 @@ def require_few_elements(text: str, where: str, most: int) -> None:
     inside = sum(1 for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
     if inside > most:
         raise InputError(f"{where}: {inside:,} values and fields are too many; expected at most {most:,}")
-
