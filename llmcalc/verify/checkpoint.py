@@ -25,7 +25,7 @@ NO_PARAMETERS = re.compile(
 )
 """Names of buffers in the checkpoints of some classes: masks, positions, frequencies."""
 
-NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
+NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
