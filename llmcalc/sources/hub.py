@@ -114,8 +114,8 @@ def _counter(name: str, limit: int) -> type[Any]:
     """A progress bar that shows nothing, and stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Counter(tqdm):  # type: ignore[misc]
-        arrived = 0
+    class Counter(tqdm):
+        arrived = 0.0
 
         def update(self, n: float | None = 1) -> bool | None:
             self.arrived += n or 0
@@ -193,10 +193,11 @@ def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
 
 def _fetch_start(url: str, count: int, deadline: float) -> bytes:
     """The first `count` bytes of a file, or all of a shorter one."""
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub import utils
 
-    headers = {**build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
-    session: Any = get_session()
+    library: Any = utils
+    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+    session: Any = library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
             return _taken(response.status_code, response.iter_raw(), count, deadline)

@@ -134,8 +134,8 @@ def require_apart(starts: Sequence[int], tensors: Sequence[StoredTensor], where:
             continue
         if starts[i] < end:
             raise InputError(
-                f"{where}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of {before[:80]} do not "
-                f"end before byte {end:,}; not a checkpoint, or a damaged one"
+                f"{where}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of {before[:80]} do "
+                f"not end before byte {end:,}; not a checkpoint, or a damaged one"
             )
         end, before = starts[i] + tensor.nbytes, tensor.name
 

@@ -56,7 +56,8 @@ def open_reason(text: str) -> str:
     shown = f"'{said(text)[:60]}' is known only when the script runs"
     variable = _NAME.match(name, 1) if name.startswith("$") else None
     if variable is not None and variable.end() == len(name):
-        return f"{shown}: the variable {variable[0][:60]} is not set in it; expected {variable[0][:60]}=… before it, or a value"
+        unset = variable[0][:60]
+        return f"{shown}: the variable {unset} is not set in it; expected {unset}=… before it, or a value"
     if name.startswith("$(("):
         used = ", ".join(dict.fromkeys(_NAME.findall(name)))
         return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
@@ -194,7 +195,7 @@ class _Reader:
         self.script.work += letters
         if self.script.work > MOST_WORK:
             raise self.error(
-                f"its variables and arrays grow too long; expected at most {MOST_WORK:,} letters read and expanded in all"
+                f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
             )
 
     def error(self, what: str) -> InputError:
