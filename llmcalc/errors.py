@@ -14,6 +14,8 @@ def one_line(text: str) -> str:
 
     Characters that are not printable are escaped. A text longer than `LONGEST_MESSAGE` is cut in its middle.
     """
+    if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
+        text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     half = LONGEST_MESSAGE // 2
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"

@@ -135,6 +135,11 @@ def command(
             raise InputError(f"TARGET {target}: {launch} says which model it trains; expected no TARGET")
         preset = Preset(name=str(launch), model=launched.spec)
     else:
+        if target is None and launched is not None and launched.target.startswith(("$", "`")):
+            raise InputError(
+                f"{launch}: the model, '{launched.target[:80]}', is known only when the script runs; expected TARGET, "
+                "the model's name"
+            )
         target = target or (launched.target if launched is not None else "")
         if not target:
             raise InputError(

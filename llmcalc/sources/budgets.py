@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InputError, shown, suggest
 from ..record import Record
-from ..units import NUMBER
+from ..units import LONGEST_NUMBER, NUMBER, exact_number
 from .files import parse_toml, read_text, validated
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -217,12 +217,14 @@ def _limit(where: str, given: Any, kind: Kind, operator: str, fixed: bool = Fals
     example = EXAMPLES[kind]
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise ValueError(f"{where}: {shown(given)} is no bound; expected text such as '{example}', or a whole number")
+    if isinstance(given, int) and abs(given) >= 10**LONGEST_NUMBER:
+        raise ValueError(f"{where}: {shown(given)}; expected a number of at most {LONGEST_NUMBER} digits")
     match = _BOUND.fullmatch(str(given))
     if match is None:
-        raise ValueError(f"{where}: '{given}' is no bound; expected a number with a unit, such as {example}")
+        raise ValueError(f"{where}: {shown(given)} is no bound; expected a number with a unit, such as {example}")
     if fixed and match[1]:
         raise ValueError(f"{where}: '{given}'; expected a number without {match[1]}, since the key says which side")
     factor = UNITS[kind].get(match[3].lower())
     if factor is None:
         raise ValueError(f"{where}: '{match[3]}' is no unit of it; expected a number such as {example}")
-    return {"operator": match[1] or operator, "value": Fraction(re.sub("[_,]", "", match[2])) * factor}
+    return {"operator": match[1] or operator, "value": exact_number(match[2], where) * factor}

@@ -25,7 +25,7 @@ NO_PARAMETERS = re.compile(
 )
 """Names of buffers in the checkpoints of some classes: masks, positions, frequencies."""
 
-NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
+NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,17 @@ def _match_group(wanted: list[Expected], stored: list[StoredTensor], result: Mat
     open_ = [(t, _squeezed(t.shape)) for t in stored]
     for step in (_alike, _one_by_one_experts, _stacked):
         open_ = step(left, open_, result)
+    by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
+    for e in left:
+        by_word[e.node.rpartition(".")[2], len(e.shape)].append(e)
+    order = {id(e): i for i, e in enumerate(left)}
     for t, shape in open_:
-        near = next((e for e in left if _same_name(e.node, t.name) and len(e.shape) == len(shape)), None)
+        words = set(t.name.split("."))
+        same = (e for word in words for e in by_word.get((word, len(shape)), ())[:1])
+        near = min(same, key=lambda e: order[id(e)], default=None)
         if near is not None:
             left.remove(near)
+            by_word[near.node.rpartition(".")[2], len(shape)].remove(near)
             result.misshapen.append((near, t))
         else:
             result.extra.append(t)
@@ -133,19 +140,28 @@ Open = list[tuple[StoredTensor, Shape]]
 
 def _alike(left: list[Expected], open_: Open, result: Match) -> Open:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
+    by_shape: dict[Shape, list[Expected]] = defaultdict(list)
+    for e in left:
+        by_shape[e.shape].append(e)
     for turned in (False, True):
         for named in (True, False):
             rest: Open = []
             for t, shape in open_:
-                target = shape if not turned else (*shape[:-2], *shape[-2:][::-1])
-                found = next((e for e in left if e.shape == target and (not named or _same_name(e.node, t.name))), None)
+                same = by_shape.get(shape if not turned else _turned(shape), ())
+                found = next((e for e in same if not named or _same_name(e.node, t.name)), None)
                 if found is None:
                     rest.append((t, shape))
                 else:
                     left.remove(found)
+                    by_shape[found.shape].remove(found)
                     result.matched += 1
             open_ = rest
     return open_
+
+
+def _turned(shape: Shape) -> Shape:
+    """The shape of the transposed matrix, or of a stack of them."""
+    return (*shape[:-2], *shape[-2:][::-1])
 
 
 def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Open:
@@ -169,15 +185,33 @@ def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Ope
 def _stacked(left: list[Expected], open_: Open, result: Match) -> Open:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     rest: Open = []
+    fused: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → the tensors that are fused to it
     for t, shape in open_:
-        found = next((group for group in _groups(left, len(shape)) if _joins(group, shape)), None)
+        axes = len(shape)
+        if axes not in fused:
+            fused[axes] = _fused_shapes(left, axes)
+        found = fused[axes].get(shape)
         if found is None:
             rest.append((t, shape))
         else:
             for e in found:
                 left.remove(e)
                 result.matched += 1
+            fused = {}
     return rest
+
+
+def _fused_shapes(left: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
+    """Shape → the first tensors of one parent that have it when they are put together, or its transpose."""
+    shapes: dict[Shape, tuple[Expected, ...]] = {}
+    for group in _groups(left, axes):
+        for axis in range(max(0, axes - 2), axes):
+            if len({(*e.shape[:axis], *e.shape[axis + 1 :]) for e in group}) == 1:
+                first = group[0].shape
+                joined = (*first[:axis], sum(e.shape[axis] for e in group), *first[axis + 1 :])
+                shapes.setdefault(joined, group)
+                shapes.setdefault(_turned(joined), group)
+    return shapes
 
 
 def _groups(left: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
@@ -188,15 +222,6 @@ def _groups(left: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     for members in by_parent.values():
         for size in (2, 3, 4):
             yield from combinations(members[:8], size)
-
-
-def _joins(group: tuple[Expected, ...], shape: Shape) -> bool:
-    for axis in range(max(0, len(shape) - 2), len(shape)):
-        for target in (shape, (*shape[:-2], *shape[-2:][::-1])):
-            others = {(*e.shape[:axis], *e.shape[axis + 1 :]) for e in group}
-            if others == {(*target[:axis], *target[axis + 1 :])} and sum(e.shape[axis] for e in group) == target[axis]:
-                return True
-    return False
 
 
 def _word(name: str) -> str:
@@ -216,14 +241,23 @@ def _elsewhere(result: Match) -> None:
     """Matches a tensor that is in a layer of the file and outside of the layers in the spec, or the other way round.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
-    for e in list(result.missing):
+    by_shape: dict[Shape, dict[str, StoredTensor]] = defaultdict(dict)
+    for t in result.extra:
+        by_shape[_squeezed(t.shape)][t.name] = t
+    missing: list[Expected] = []
+    used: set[str] = set()
+    for e in result.missing:
         words = set(re.split(r"[._]", e.node)) - {"layers", "encoder", "decoder"}
-        alike = (t for t in result.extra if _squeezed(t.shape) == e.shape and words & set(re.split(r"[._]", t.name)))
+        alike = (t for t in by_shape[e.shape].values() if words & set(re.split(r"[._]", t.name)))
         found = next((t for t in alike if _side(e.node) in ("", _side(t.name))), None)
-        if found is not None:
-            result.missing.remove(e)
-            result.extra.remove(found)
-            result.matched += 1
+        if found is None:
+            missing.append(e)
+            continue
+        del by_shape[e.shape][found.name]
+        used.add(found.name)
+        result.matched += 1
+    result.missing = missing
+    result.extra = [t for t in result.extra if t.name not in used]
 
 
 def _side(name: str) -> str:
@@ -236,6 +270,6 @@ def _again(spec: ModelSpec, result: Match) -> None:
     """Accepts a second copy of a tied output head."""
     if not spec.tie_word_embeddings:
         return
-    for t in [t for t in result.extra if t.shape == (spec.vocab_size, spec.embedding_size or spec.hidden_size)]:
-        result.extra.remove(t)
-        result.again.append(t)
+    head = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
+    result.again += [t for t in result.extra if t.shape == head]
+    result.extra = [t for t in result.extra if t.shape != head]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
-from ..files import read_text, require_shallow
+from ..files import parse_json, read_text
 from .registry import read, typed
 from .unknown import remark, remark_on_defaults, require_known
 
@@ -23,25 +22,17 @@ def read_json(path: Path, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
     """Reads a JSON object. Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too
     deeply.
     """
-    return parse_json(read_text(path, limit), str(path))
+    return parse_config(read_text(path, limit), str(path))
 
 
-def parse_json(text: str, where: str) -> dict[str, Any]:
+def parse_config(text: str, where: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
     where: name of the source in error messages.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except (RecursionError, ValueError):
-        raise InputError(
-            f"{where}: nested too deeply, or with a number of thousands of digits; expected a config.json"
-        ) from None
+    data = parse_json(text, where)
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a JSON object, the config.json of a transformers model")
-    require_shallow(data, where)
     return data
 
 

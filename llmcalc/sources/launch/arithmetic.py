@@ -11,6 +11,7 @@ from collections.abc import Mapping
 LARGEST = 10**12
 DEEPEST = 20
 LONGEST_LIST = 20_000
+LONGEST_NUMBER = 100
 
 _TOKEN = re.compile(r"\s*(\d{1,15}|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[-+*/%(),\[\]])")
 
@@ -33,7 +34,7 @@ def tokens_of(text: str) -> list[str] | None:
 class _Expression:
     """Reads tokens from the left. Raises `ValueError` for anything that is not an expression."""
 
-    def __init__(self, tokens: list[str], variables: Mapping[str, str]) -> None:
+    def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
         self.tokens, self.variables, self.at = tokens, variables, 0
 
     def next(self) -> str:
@@ -107,10 +108,10 @@ class _Expression:
                 self.take()
             self.expect("]")
             return items
-        said = self.variables.get(token.strip("${}"), "").strip()
-        if not re.fullmatch(r"-?\d{1,15}", said):
+        text = self.variables.get(token.strip("${}"), "")
+        if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
             raise ValueError("a name without a value")
-        return int(said)
+        return int(text)
 
     def expect(self, token: str) -> None:
         if self.next() != token:
@@ -123,7 +124,7 @@ class _Expression:
             raise ValueError("too large")
 
 
-def evaluated(text: str, variables: Mapping[str, str]) -> int | list[int] | None:
+def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """The number or list of numbers that an expression gives; None where it is not understood."""
     tokens = tokens_of(text)
     if not tokens:
@@ -136,7 +137,7 @@ def evaluated(text: str, variables: Mapping[str, str]) -> int | list[int] | None
     return value if expression.at == len(tokens) else None
 
 
-def value_of(text: str, variables: Mapping[str, str]) -> int | None:
+def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
     """The whole number that an expression gives; None where it is not understood."""
     value = evaluated(text, variables)
     return value if isinstance(value, int) else None

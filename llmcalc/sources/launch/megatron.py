@@ -8,6 +8,7 @@ read by the type of its field in `MegatronSettings`; one that has no field is ig
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .arithmetic import evaluated
 from .launch import LARGEST, Launch, Reading, allocator_of, check_env, reading_of
 from .megatron_ignored import IGNORED, IGNORED_ONCE
 from .megatron_model import model_of
-from .shell import is_open, said
+from .shell import is_open, open_reason
 
 REMOVED = {
     "batch_size": "no longer valid; expected --micro-batch-size",
@@ -197,13 +198,16 @@ def _read(
 
 
 def smallest_world(s: MegatronSettings) -> int:
-    """The fewest devices that the layout can have: experts are divided inside a stage."""
+    """The fewest devices that the layout can have: experts are divided inside a stage.
+
+    The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
+    experts / gcd(tp · cp, experts), and the smallest dp is that.
+    """
     inside = s.tp * s.cp
     experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
-    for dp in range(1, experts + 1):
-        if inside > 0 and inside * dp % experts == 0:
-            return inside * dp * max(1, s.pp)
-    return max(1, inside * s.pp)
+    if inside <= 0 or experts <= 0:
+        return max(1, inside * s.pp)
+    return inside * (experts // math.gcd(inside, experts)) * max(1, s.pp)
 
 
 def _check_layers(s: MegatronSettings, layout: Layout) -> None:
@@ -268,7 +272,7 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
     if flag == "--tokenizer-model" and isinstance(value, str) and is_open(value):
         return None
     if isinstance(value, str) and is_open(value):
-        raise reading.wrong(flag, f"'{said(value)}' is known only when the script runs; expected a value")
+        raise reading.wrong(flag, open_reason(value))
     if kind is bool:
         return _flag(reading, flag, value)
     if value is None or value is False:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ...errors import InputError
 from ...run.megatron import MegatronSettings
-from ..files import read_text
+from ..files import parse_json, parse_toml, read_text
 from . import accelerate, deepspeed, megatron, torchtitan, trainer
 from .launch import Launch
-from .shell import Command, Script, is_open, read_script, said
-from .text import LARGEST, parse_json, parse_toml, parse_yaml
+from .shell import Command, Script, is_open, open_reason, read_script, said
+from .text import LARGEST, parse_yaml
 
 EXPECTED = (
     "Megatron-LM arguments (YAML, JSON or a shell script), a torchtitan job, a DeepSpeed config, or a file of "
@@ -107,10 +107,10 @@ _COMMAND = re.compile(
 
 
 def _runs_something(text: str) -> bool:
-    """Whether a text is a shell script: a command that launches Python, and arguments after it or in an array."""
-    if _COMMAND.search(text) is None or not re.search(r"(^|[\s(\"'])--[A-Za-z]", text):
+    """Whether a text is a shell script: a command that launches Python, and arguments or variables."""
+    if _COMMAND.search(text) is None or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
         return False
-    return re.search(r"^\s*\{", text) is None and re.search(r"^[A-Z_]+:\s*$", text, re.MULTILINE) is None
+    return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
 
 
 def _fetcher(where: str, folder: Path | None) -> trainer.Fetch:
@@ -139,11 +139,21 @@ def _script(
     batch: list[str],
 ) -> Launch:
     known = MegatronSettings.flags()
-    hugging = [one for one in script.commands if any(word.startswith("--per_device_train_batch") for word in one.words)]
-    others = [one for one in script.commands if one not in hugging]
-    found = [one for one in others if any(word.partition("=")[0] in known for word in one.words)]
+    found: list[Command] = []
+    hugging: list[Command] = []
+    for candidate in script.commands:
+        if any(word.startswith("--per_device_train_batch") for word in candidate.words):
+            hugging.append(candidate)
+        elif any(word.partition("=")[0] in known for word in candidate.words):
+            found.append(candidate)
     if not found and not hugging:
-        raise InputError(f"{where}: no command runs with arguments of Megatron-LM or the Trainer; expected {EXPECTED}")
+        starts = (one for one in script.commands if _COMMAND.search(" ".join(one.words[:20]) + " "))
+        open_words = ((one.line, word) for one in starts for word in one.words if is_open(word))
+        line, word = next(open_words, (0, ""))
+        why = f" (line {line}: {open_reason(word)})" if word else ""
+        raise InputError(
+            f"{where}: no command runs with arguments of Megatron-LM or the Trainer{why}; expected {EXPECTED}"
+        )
     chosen = found or hugging
     if len({one.words for one in chosen}) > 1:
         lines = ", ".join(str(one.line) for one in chosen[:5])
@@ -157,7 +167,14 @@ def _script(
         launch = megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
         taken = ", ".join(sorted(script.unset)[:10])
         return replace(launch, notes=(*launch.notes, f"{taken}: taken as not set")) if taken else launch
-    plain = {name.lstrip("-").replace("-", "_"): _plain(value) for name, value in arguments.items()}
+    plain: dict[str, Any] = {}
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if name in trainer.TRAINER_READ and name != "model_name_or_path":  # a TARGET may replace the model
+            for word in value if isinstance(value, list) else [value]:
+                if isinstance(word, str) and is_open(word):
+                    raise InputError(f"{where}: {flag}: {open_reason(word)}")
+        plain[name] = _plain(value)
     return trainer.read_trainer(plain, where, world, allow_unknown, _fetcher(where, folder))
 
 
@@ -223,8 +240,9 @@ def _arguments(words: list[str], where: str) -> dict[str, Any]:
         elif name:
             values.append(word)
         else:
-            what = "is known only when the script runs" if is_open(word) else "stands before every argument"
-            raise InputError(f"{where}: '{said(word)[:60]}' {what}; expected --name value")
+            if is_open(word):
+                raise InputError(f"{where}: {open_reason(word)}")
+            raise InputError(f"{where}: '{said(word)[:60]}' stands before every argument; expected --name value")
     keep()
     return out
 

@@ -25,6 +25,15 @@ MOST_WORDS = 20_000
 LONGEST_VALUE = 200_000
 """The most letters of a variable."""
 
+MOST_WORK = 4_000_000
+"""The most letters that are read and produced: the script's, of each text that is read again, and of each expansion."""
+
+MOST_BLOCKS = 50
+"""The most `if`, loops and other blocks inside each other."""
+
+LONGEST_PATTERN = 1_000
+"""The most letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
+
 BEGINS = ("if", "for", "while", "until", "case", "{", "select")
 ENDS = ("fi", "done", "esac", "}")
 BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
@@ -39,6 +48,26 @@ def is_open(text: str) -> bool:
 def said(text: str) -> str:
     """A word as a message shows it."""
     return one_line(text.replace(OPEN, ""))[:80]
+
+
+def open_reason(text: str) -> str:
+    """Why a word is known only when the script runs, as a message says it: which variable, and what sets it."""
+    name = text.split(OPEN)[1] if text.count(OPEN) > 1 else said(text)
+    shown = f"'{said(text)[:60]}' is known only when the script runs"
+    variable = _NAME.match(name, 1) if name.startswith("$") else None
+    if variable is not None and variable.end() == len(name):
+        unset = variable[0][:60]
+        return f"{shown}: the variable {unset} is not set in it; expected {unset}=… before it, or a value"
+    if name.startswith("$(("):
+        used = ", ".join(dict.fromkeys(_NAME.findall(name)))
+        return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
+    if _NAME.fullmatch(name):
+        return f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected a value"
+    if name[:2] in ("$(", "`…"):
+        return f"{shown}: a command prints it; expected a value"
+    if name[1:2].isdigit():
+        return f"{shown}: it is an argument of the script; expected a value"
+    return f"{shown}; expected a value"
 
 
 @dataclass(frozen=True)
@@ -56,6 +85,7 @@ class Script:
 
     variables: name → text, or a list of texts for an array. exported: names that commands see.
     commands: what it would run, in order. unset: variables that a condition takes as not set.
+    words: those of all commands. work: letters read and produced so far.
     """
 
     where: str
@@ -64,6 +94,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     unset: set[str] = field(default_factory=set)
     words: int = 0
+    work: int = 0
 
     def env(self) -> dict[str, str]:
         """Exported variables whose value the text says."""
@@ -109,9 +140,10 @@ def holds(words: list[str]) -> bool | None:
     if closes[words[0]] and words[-1] != closes[words[0]]:
         return None
     inner = words[1:-1] if closes[words[0]] else words[1:]
-    if inner[:1] == ["!"]:
-        negated = holds(["test", *inner[1:]])
-        return None if negated is None else not negated
+    negations = next((i for i, word in enumerate(inner) if word != "!"), len(inner))
+    if negations:
+        negated = holds(["test", *inner[negations:]])
+        return None if negated is None else negated == (negations % 2 == 0)
     if len(inner) == 1 and not inner[0].startswith("-"):
         return inner[0] != ""
     if inner in (["-z"], ["-n"]) or (len(inner) == 2 and inner[0] in ("-z", "-n")):
@@ -143,23 +175,37 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _SPACE = " \t"
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
+_QUOTED = re.compile(r'[^"\\$`]+')
 
 
 class _Reader:
     """Reads one text into a script. deep: how many `sh -c` it stands in."""
 
     def __init__(self, script: Script, text: str, deep: int = 0, line: int = 1) -> None:
-        self.script, self.text, self.deep, self.first_line = script, text, deep, line
+        self.script, self.text, self.deep = script, text, deep
         self.at = 0
+        self.lines = (0, line)  # a place in the text, and its line
         self.branches: list[Branch] = []
         self.waiting: list[str] = []
+        self.spend(len(text))
+
+    def spend(self, letters: int) -> None:
+        """Counts letters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
+        self.script.work += letters
+        if self.script.work > MOST_WORK:
+            raise self.error(
+                f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
+            )
 
     def error(self, what: str) -> InputError:
         return InputError(f"{self.script.where}: line {self.line}: {what}")
 
     @property
     def line(self) -> int:
-        return self.first_line + self.text.count("\n", 0, self.at)
+        place, line = self.lines
+        self.lines = (self.at, line + self.text.count("\n", place, self.at))
+        return self.lines[1]
 
     def run(self) -> None:
         while self.at < len(self.text):
@@ -223,10 +269,25 @@ class _Reader:
         branch.patterns += words
         if ended == ")":
             open_ = is_open(branch.value) or any(map(is_open, branch.patterns))
-            fits = None if open_ else any(fnmatchcase(branch.value, one) for one in branch.patterns)
+            fits = None if open_ else self.fits(branch.value, branch.patterns)
             branch.patterns = None
             branch.turn(fits)
         return True
+
+    def fits(self, value: str, patterns: list[str]) -> bool | None:
+        """Whether a text is as one of the patterns of a `case`; None if it is too long to be compared."""
+        unsure = False
+        for pattern in patterns:
+            if not set(pattern) & set("*?["):
+                if pattern == value:
+                    return True
+            elif max(len(value), len(pattern)) > LONGEST_PATTERN:
+                unsure = True
+            else:
+                self.spend(LONGEST_PATTERN)
+                if fnmatchcase(value, pattern):
+                    return True
+        return None if unsure else False
 
     def holds(self, words: list[str], ended: str) -> bool | None:
         """Whether a condition holds. Keeps the names of variables that are taken as not set.
@@ -242,6 +303,8 @@ class _Reader:
 
     def begins(self, words: list[str], ended: str) -> None:
         """Opens the block that a word begins."""
+        if len(self.branches) >= MOST_BLOCKS:
+            raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
             branch = Branch(None)
             branch.turn(self.holds(words[1:], ended))
@@ -265,7 +328,8 @@ class _Reader:
             self.branches[-1].turn(self.holds(words[1:], ended))
             return
         if words and words[0] in ENDS:
-            self.branches = self.branches[:-1]
+            if self.branches:
+                self.branches.pop()
             return
         if any(branch.runs is False for branch in self.branches):
             return
@@ -317,10 +381,16 @@ class _Reader:
 
     def skip_here_documents(self) -> None:
         for mark in self.waiting:
-            end = re.compile(rf"^\t*{mark}[ \t]*$", re.MULTILINE).search(self.text, self.at)
-            if end is None:
-                raise self.error(f"a here-document without its end, {mark}")
-            self.at = end.end()
+            while True:
+                if self.at >= len(self.text):
+                    raise self.error(f"a here-document without its end, {mark}")
+                end = self.text.find("\n", self.at)
+                end = len(self.text) if end < 0 else end
+                line = self.text[self.at : end]
+                self.at = end + 1
+                if line.lstrip("\t").rstrip(_SPACE) == mark:
+                    self.at = end
+                    break
         self.waiting = []
 
     def assigned(self, name: str, adds: bool) -> str | list[str]:
@@ -331,10 +401,12 @@ class _Reader:
             before = self.script.variables.get(name, [])
             if not adds:
                 return items
+            self.spend(len(before))
             return [*(before if isinstance(before, list) else [before]), *items]
         value = "".join(text for text, _ in self.pieces())
         if adds:
             before = self.script.variables.get(name, "")
+            self.spend(len(before))
             value = (" ".join(before) if isinstance(before, list) else before) + value
         if len(value) > LONGEST_VALUE:
             raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
@@ -342,6 +414,7 @@ class _Reader:
 
     def array(self) -> list[str]:
         items: list[str] = []
+        size = 0
         while True:
             self.skip_space()
             if self.at >= len(self.text):
@@ -358,35 +431,37 @@ class _Reader:
             elif letter in "<>":
                 self.redirection()
             else:
-                items += self.word()
-            if sum(map(len, items)) > LONGEST_VALUE:
+                word = self.word()
+                items += word
+                size += sum(map(len, word))
+            if size > LONGEST_VALUE:
                 raise self.error("an array grows too long")
 
     def word(self) -> list[str]:
         """Reads a word; unquoted expansions are split where they have spaces, and an array gives its items."""
         done: list[str] = []
-        now: str | None = None
+        now: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
         for text, splits in self.pieces():
             if not splits:
-                now = text if now is None else now + text
+                now.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
             joined = ITEM in text or not text[:1].isspace()
-            if parts and now is not None and joined:
-                parts[0] = now + parts[0]
-                now = None
-            if now is not None and parts:
-                done.append(now)
-                now = None
+            if parts and now and joined:
+                parts[0] = "".join([*now, parts[0]])
+                now = []
+            if now and parts:
+                done.append("".join(now))
+                now = []
             if parts:
                 done += parts[:-1]
-                now = parts[-1]
+                now = [parts[-1]]
                 if text[-1:].isspace():
-                    done.append(now)
-                    now = None
-        if now is not None:
-            done.append(now)
+                    done.append(parts[-1])
+                    now = []
+        if now:
+            done.append("".join(now))
         if self.at == start:
             self.at += 1
         return done
@@ -394,7 +469,7 @@ class _Reader:
     def pieces(self) -> list[tuple[str, bool]]:
         """The pieces of a word: (text, whether spaces in it split the word)."""
         out: list[tuple[str, bool]] = []
-        size = 0
+        size, counted = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter in " \t\n;&|()<>":
@@ -416,9 +491,9 @@ class _Reader:
                 text = self.expansion()
                 out.append((text.replace(ITEM, " "), True))
             else:
-                out.append((letter, False))
-                self.at += 1
-            size += len(out[-1][0]) if out else 0
+                out.append(self.plain(_PLAIN))
+            size += sum(len(text) for text, _ in out[counted:])
+            counted = len(out)
             if size > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out
@@ -445,12 +520,23 @@ class _Reader:
                 else:
                     out.append((text, True))
             else:
-                out.append((letter, False))
-                self.at += 1
+                out.append(self.plain(_QUOTED))
         raise self.error('a quote " that does not end')
+
+    def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
+        """The letters up to the next one that means something."""
+        found = letters.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
+        return found[0], False
 
     def expansion(self) -> str:
         """The text that stands for what begins with a dollar sign or a backquote."""
+        text = self.expanded()
+        self.spend(len(text))
+        return text
+
+    def expanded(self) -> str:
         start = self.at
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
@@ -549,8 +635,7 @@ class _Reader:
         """The value of whole numbers, variables, brackets and + - * / %; open where one is not known."""
         from .arithmetic import value_of
 
-        known = {name: value for name, value in self.script.variables.items() if isinstance(value, str)}
-        value = value_of(text, known)
+        value = value_of(text, self.script.variables)
         return unknown(f"$(({text.strip()[:20]}))") if value is None else str(value)
 
 

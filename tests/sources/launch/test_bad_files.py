@@ -19,7 +19,7 @@ from llmcalc.errors import InputError
 from llmcalc.sources.launch import text as text_module
 from llmcalc.sources.launch.launch import Launch
 from llmcalc.sources.launch.read import launch_of, read_launch
-from llmcalc.sources.launch.text import MOST_ALIASES, parse_yaml
+from llmcalc.sources.launch.text import MOST_VALUES, parse_yaml
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
 FILES = {path.name: path.read_text() for path in sorted(LAUNCHES.iterdir())}
@@ -59,7 +59,7 @@ BAD: dict[str, tuple[str, str]] = {
     "truncated YAML": ("MODEL_ARGS:\n  --x: [1", "not valid YAML"),
     "a tab in YAML": ("MODEL_ARGS:\n\t--x: 1", "not valid YAML"),
     "a Python object": ("MODEL_ARGS: !!python/object/apply:os.system ['true']", "not valid YAML"),
-    "a bomb": (BOMB, f"too many aliases; expected at most {MOST_ALIASES}"),
+    "a bomb": (BOMB, f"too many values, with aliases expanded; expected at most {MOST_VALUES:,}"),
     "a list in itself": ("a: &a [*a]", "*a stands inside what it names"),
     "a repeated key": ("MODEL_ARGS:\n  --num-layers: 1\n  --num-layers: 2\n", "line 3: --num-layers is given twice"),
     "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
