@@ -12,6 +12,7 @@ from ..costs.resident import Fit
 from ..device.memory import Memory
 from ..hardware import Hardware
 from ..layouts.asked import Asked
+from ..layouts.search import tokens_multiple
 from ..run.layout import ImpossibleLayout, Layout
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
 from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed, walk_of
@@ -111,8 +112,7 @@ def _fewest(ask: Ask, planned: Planned) -> tuple[int | None, Candidate | None]:
 
 def _tokens_of_each(layout: Layout) -> int:
     """What lengths are a multiple of: ranks that divide a sequence have parts of one length, in a ring two of them."""
-    ring = 2 * layout.cp if layout.cp > 1 else 1
-    return math.lcm(ring, layout.cp * (layout.tp if layout.sequence_parallel else 1))
+    return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
 REPLAYS = 4
