@@ -220,14 +220,19 @@ class Walk:
 
     def needed(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """The bytes of the rank that needs most, and where it stands in the pipeline."""
+        by_stage = self.by_stage(layout, micro_batches)
+        worst = max(range(layout.pp), key=lambda stage: (by_stage[stage], -stage))
+        return by_stage[worst], worst
+
+    def by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
+        """The bytes of the first rank at each place of the pipeline."""
         order = pipeline(layout, alike(layout, micro_batches))
-        own: dict[int, list[Stage]] = {}
+        own: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
-            own.setdefault(stage.rank, []).append(stage)
+            own[stage.rank].append(stage)
         if order.two_way:  # the other half of the micro-batches enters at the last rank
-            own = {rank: [*of, *own[layout.pp - 1 - rank]] for rank, of in own.items()}
-        bytes, rank = max((self._rank(layout, order, rank, of, micro_batches), -rank) for rank, of in own.items())
-        return bytes, -rank
+            own = [[*of, *own[layout.pp - 1 - rank]] for rank, of in enumerate(own)]
+        return [self._rank(layout, order, rank, of, micro_batches) for rank, of in enumerate(own)]
 
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]

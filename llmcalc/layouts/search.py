@@ -24,6 +24,9 @@ CHUNKS = (1, 2, 4)
 LONG = 16384
 """Tokens of a sequence from which on it is worth dividing."""
 
+SHORT = 1024
+"""Tokens of a rank's part that is not divided further, unless --cp asks for it."""
+
 HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "--tp does not divide the heads",
     "--tp does not divide a width",
@@ -80,7 +83,7 @@ def search(
     experts, whole = routed_experts(spec), undivided(spec)
     axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
     tensors = _sizes(asked.tp, devices, node)
-    sequences = _sizes(asked.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1)
+    sequences = _sizes(asked.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
     for tp, cp, pp in product(tensors, sequences, _sizes(asked.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
@@ -106,7 +109,7 @@ def search(
 
 def _sizes(asked: int | None, whole: int, most: int | None = None) -> list[int]:
     """The sizes of a group that are tried: the one that is asked for, else the divisors of `whole` up to `most`."""
-    return divisors(whole, most) if asked is None else [asked]
+    return divisors(whole, None if most is None else max(1, most)) if asked is None else [asked]
 
 
 def tokens_multiple(cp: int) -> int:
