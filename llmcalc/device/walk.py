@@ -303,7 +303,10 @@ class Walk:
         key = (layout.tp, etp, shards, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._elements:
             whole = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            tree, size = rank_program(self.spec, whole, 0, stage).node(), partial(padded, shards) if shards > 1 else total_of
+            tree, size = (
+                rank_program(self.spec, whole, 0, stage).node(),
+                partial(padded, shards) if shards > 1 else total_of,
+            )
             places = [one for one in tree.walk() if not one.optional or one.optional in self.include]
             layers = [one for one in places if one.node.name == "layers"]
             inner = [one for one in places if in_a_layer(one)]

@@ -316,9 +316,7 @@ def plan(
     return result
 
 
-def _least(
-    tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: Errors
-) -> Candidate | None:
+def _least(tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: Errors) -> Candidate | None:
     """Of layouts that need too much, the one that needs least in a replay; None without any.
 
     What is known of the others is less than what they need, up to the walk's error. A layout that cannot be replayed

@@ -55,7 +55,7 @@ def _answer(plan: Plan) -> str:
     """How many layouts fit; of those that were replayed where others were not."""
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of the {plan.replays:,} layouts that were replayed fit"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
 
 
 def _row(one: Candidate) -> Row:
