@@ -245,7 +245,7 @@ def fsdp2_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     """A rank of torch's `fully_shard`, as torchtitan calls it."""
     from .fsdp.answer import rank_memory
 
-    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version), _titan(run.own))
+    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version), _titan(run.own), run.shared(runtime))
 
 
 def _titan(own: Any) -> TitanSettings:

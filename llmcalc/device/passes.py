@@ -18,7 +18,7 @@ from ..kernels.layout import Shape, Strides
 from ..kernels.meter import Block, Meter, NoMeter, Peak, Place
 from ..kernels.tensor import Dtype, Storage, Tensor
 from .played import Step, Stretch, allocation, on_stream, release
-from .recording import FREED, KEPT, NOWHERE, PLACED, TAKEN, Event, Recorder
+from .recording import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
 from .unfolding import Irregular
 
 
@@ -291,7 +291,7 @@ class Rehearsal(Passes):
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         made = run()
         x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, [_shown(0, made)]))
+        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, [shown(0, made)]))
         return made
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
@@ -299,7 +299,7 @@ class Rehearsal(Passes):
         case, home = self.next_backward(chunk)
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
-        made = [_shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
         self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
 
     def traces(self) -> dict[Case, Trace]:
@@ -307,7 +307,7 @@ class Rehearsal(Passes):
         return Reading(self.meter.events, self.pieces).found
 
 
-def _shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
+def shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
     """A tensor without its storage, which would be kept, and the number of that."""
     return number, Tensor(made.shape, made.dtype, _NOWHERE, made.strides), made.storage.block.handle
 
@@ -395,6 +395,8 @@ class Reading:
                 kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
                 kinds[what] = kinds.get(what, 0) + self.sizes[x]
                 self.kinds[x] = what
+            elif size == STREAMED:
+                trace.steps.append(on_stream(what))
             else:
                 raise Irregular
         if risen:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
-from ..algebra import times
+from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.optimizers import bytes_of, in_a_layer
 from ..costs.params import total_of
 from ..flow.program import Scope
+from ..flow.tree import Use
 from ..kernels.meter import Meter
 from ..kernels.repeats import in_order, pattern
 from ..layouts.asked import Framework
@@ -170,6 +171,15 @@ class Bytes(NamedTuple):
         return Bytes(use.weights / n, use.gradients / n, (optimizer + use.master_weights) / n)
 
 
+def padded(shards: int, use: Use) -> Number:
+    """Cost: parameters with every tensor's rows rounded up to a multiple of the shards."""
+    count = use.params()
+    if not count:
+        return 0
+    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.op.tensors() if tensor.shape)
+    return count + sum(exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in rest)
+
+
 def alike(layout: Layout, micro_batches: int) -> int:
     """So many micro-batches that any further ones are run as the last of them."""
     enough = 2 * layout.pp * layout.vpp
@@ -189,6 +199,7 @@ class Walk:
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
     beside: what each rank holds beside, such as workspaces. around: what it holds in the optimizer's step, in sums over
     replicas, and of gathered parameters; nothing by default.
+    pads: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
     """
 
     spec: ModelSpec
@@ -198,6 +209,7 @@ class Walk:
     beside: int = 0
     around: Arounds = nothing
     frees_gradients: bool = False
+    pads: bool = False
     _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], Elements] = field(default_factory=dict)
 
@@ -220,14 +232,19 @@ class Walk:
 
     def needed(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """The bytes of the rank that needs most, and where it stands in the pipeline."""
+        by_stage = self.by_stage(layout, micro_batches)
+        worst = max(range(layout.pp), key=lambda stage: (by_stage[stage], -stage))
+        return by_stage[worst], worst
+
+    def by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
+        """The bytes of the first rank at each place of the pipeline."""
         order = pipeline(layout, alike(layout, micro_batches))
-        own: dict[int, list[Stage]] = {}
+        own: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
-            own.setdefault(stage.rank, []).append(stage)
+            own[stage.rank].append(stage)
         if order.two_way:  # the other half of the micro-batches enters at the last rank
-            own = {rank: [*of, *own[layout.pp - 1 - rank]] for rank, of in own.items()}
-        bytes, rank = max((self._rank(layout, order, rank, of, micro_batches), -rank) for rank, of in own.items())
-        return bytes, -rank
+            own = [[*of, *own[layout.pp - 1 - rank]] for rank, of in enumerate(own)]
+        return [self._rank(layout, order, rank, of, micro_batches) for rank, of in enumerate(own)]
 
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
@@ -282,23 +299,27 @@ class Walk:
     def elements(self, layout: Layout, stage: Stage) -> Elements:
         """Parameters of a stage."""
         etp = layout.expert_tp
-        key = (layout.tp, etp, self._kinds_of(stage), stage.first, stage.last)
+        shards = layout.shards if self.pads and layout.zero == 3 else 1
+        key = (layout.tp, etp, shards, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._elements:
             whole = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            tree = rank_program(self.spec, whole, 0, stage).node()
+            tree, size = (
+                rank_program(self.spec, whole, 0, stage).node(),
+                partial(padded, shards) if shards > 1 else total_of,
+            )
             places = [one for one in tree.walk() if not one.optional or one.optional in self.include]
             layers = [one for one in places if one.node.name == "layers"]
             inner = [one for one in places if in_a_layer(one)]
-            total = tree.total(total_of, include=self.include)
-            in_layers = sum(one.total(total_of, self.include) for one in layers)
+            total = tree.total(size, include=self.include)
+            in_layers = sum(one.total(size, self.include) for one in layers)
             self._elements[key] = Elements(
                 total,
-                sum(times(one.own(total_of), one.times) for one in places if isinstance(one.node.op, ExpertLinear)),
+                sum(times(one.own(size), one.times) for one in places if isinstance(one.node.op, ExpertLinear)),
                 total - in_layers,
-                max((one.each(total_of, self.include) for one in layers), default=0),
-                max(one.own(total_of) for one in places),
-                max((one.own(total_of) for one in inner), default=0),
-                max((one.own(total_of) for one in inner if not isinstance(one.node.op, ExpertLinear)), default=0),
+                max((one.each(size, self.include) for one in layers), default=0),
+                max(one.own(size) for one in places),
+                max((one.own(size) for one in inner), default=0),
+                max((one.own(size) for one in inner if not isinstance(one.node.op, ExpertLinear)), default=0),
             )
         found = self._elements[key]
         return found._replace(dense=found.dense - found.experts, experts=found.experts // layout.ep)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, product
 from math import gcd, log2
 from typing import Any
 
 from ..errors import InputError
+from ..flow.axis import Axis
 from ..model import ModelSpec
 from ..run.layout import ImpossibleLayout, Layout, stages
 from .asked import Asked
-from .rank import Shares
-from .search import routed_experts, shared_out
+from .divisors import divisors
+from .rank import NEAR_ROWS, TENSOR, Shares
+from .search import routed_experts, shared_out, tokens_multiple
 from .share import axes_of_model, of_rank
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
@@ -85,12 +87,12 @@ def _tries(spec: ModelSpec, asked: Asked, layers: int) -> Iterator[tuple[float, 
             return False
         return True
 
-    of_experts = [n for n in range(1, experts + 1) if experts % n == 0]
+    of_experts = divisors(experts) if experts else [1]
     ep = [1] if asked.ep is None or not experts else _near(want["ep"], of_experts)
     spread = [want["ep"], 1] if asked.ep is not None and asked.tp is None else []
-    tp = _near(want["tp"], [n for n in range(1, FAR * want["tp"] + 1) if divides(n)], *filter(divides, spread))
+    tp = _near(want["tp"], filter(divides, _tensor_sizes(axes, want["tp"])), *filter(divides, spread))
     pp = _near(want["pp"], range(1, min(layers, FAR * want["pp"]) + 1), *_divisors_near(layers, want["pp"]))
-    vpp = [1] if asked.vpp is None else _near(want["vpp"], range(1, FAR * want["vpp"] + 1), 1)
+    vpp = [1] if asked.vpp is None else _near(want["vpp"], range(1, min(layers, FAR * want["vpp"]) + 1), 1)
     for sizes in product(tp, pp, vpp, ep):
         own: dict[str, Any] = dict(zip(("tp", "pp", "vpp", "ep"), sizes, strict=True), cp=want["cp"])
         if own["pp"] * own["vpp"] > layers or (own["vpp"] > 1 and own["pp"] == 1):
@@ -106,7 +108,14 @@ def _near(size: int, known: Any, *more: int) -> list[int]:
 
 
 def _divisors_near(layers: int, size: int) -> list[int]:
-    return _near(size, [n for n in range(1, layers + 1) if layers % n == 0])
+    return _near(size, divisors(layers))
+
+
+def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
+    """Sizes of a tensor group that may divide the axes: divisors of all that have to be even. size: near which."""
+    even = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
+    common = gcd(*(one for one in even if isinstance(one, int)))
+    return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
 
 
 def _replicas(asked: Asked, dp: int, own: dict[str, Any], etp: int) -> set[int]:
@@ -158,7 +167,7 @@ def _built(asked: Asked, layers: int, want: dict[str, int], own: dict[str, Any])
 def _divides(layout: Layout, seq: int | None) -> bool:
     """Whether ranks can divide that many tokens evenly."""
     ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    return seq is None or seq % ranks == 0
+    return seq is None or (seq % ranks == 0 and seq % tokens_multiple(layout.cp) == 0)
 
 
 def _is_possible(spec: ModelSpec, layout: Layout, layers: int) -> bool:

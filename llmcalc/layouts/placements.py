@@ -190,8 +190,9 @@ class Placements:
         group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
+        messages: int = 1,
     ) -> None:
-        """elements: per row, those of the value by default."""
+        """elements: per row, those of the value by default. messages: how many equal ones there are."""
         if backward and not self.graded:
             return
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(group, self.layout.tp)
@@ -199,7 +200,8 @@ class Placements:
         bytes = self.sight.rows(value.rows) * elements * self.width
         if group == "etp" and self.home == "rows":  # a rank's tokens, of as many ranks as divide an expert
             bytes = exact_div(bytes * ranks, self.layout.tp)
-        self.told.append(Collective(self.where, kind, group, ranks, backward, bytes, self.repeats))
+        times_in_all = times(self.repeats, messages)
+        self.told.append(Collective(self.where, kind, group, ranks, backward, bytes, times_in_all))
 
     def _whole(self, value: Value, group: Group = "tp") -> None:
         """Before products that make a divided axis: the value, whole, once for all that read it."""
@@ -292,8 +294,7 @@ class Placements:
                 self._tell("reduce_scatter", rows, "cp", True, width * ranks)
         else:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                for _ in range((ranks - 1) * tensors):
-                    self._tell("send", rows, "cp", backward, keys + values)
+                self._tell("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
 
     def _by_heads(self, step: Step) -> list[Number] | None:
         """What Megatron-LM sends for Mamba-2, whose heads the ranks of a sequence divide: what the convolution reads,

@@ -23,6 +23,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..run.layout import Chunks, Coordinates, ImpossibleLayout, Layout, Stage
 from ..run.rows import TOKENS, Rows
+from .divisors import divisors
 
 TENSOR = frozenset({"heads", "kv_heads", "key_heads", "ffn", "vocab", "groups", "inner"})
 """The axes that tensor parallelism divides."""
@@ -115,7 +116,7 @@ class Shares:
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
-            fit = ", ".join(str(n) for n in range(1, min(size, 4 * degree) + 1) if size % n == 0)
+            fit = ", ".join(map(str, divisors(size, 4 * degree)))
             raise ImpossibleLayout(
                 f"{option} {degree}: does not divide {FIELDS.get(axis.name, axis.name)} {size}; expected one of {fit}"
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import cast
@@ -13,6 +14,7 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from ..run.layout import Layout, Zero, stages
 from .asked import ANY, Asked, Framework, kept_whole
+from .divisors import divisors
 from .rank import Shares, axes_of, undivided
 from .schedules import check
 
@@ -22,13 +24,17 @@ CHUNKS = (1, 2, 4)
 LONG = 16384
 """Tokens of a sequence from which on it is worth dividing."""
 
-HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS = (
+SHORT = 1024
+"""Tokens of a rank's part that is not divided further, unless --cp asks for it."""
+
+HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "--tp does not divide the heads",
     "--tp does not divide a width",
     "more stages than layers",
     "--dp does not divide the global batch",
     "--ep does not divide the experts",
     "the schedule does not take the micro-batches",
+    "twice --cp does not divide the tokens of a sequence",
 )
 """Reasons."""
 
@@ -76,8 +82,13 @@ def search(
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, whole = routed_experts(spec), undivided(spec)
     axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
-    for tp, cp, pp in product(_divisors(devices), repeat=3):
-        if tp > node or devices % (tp * cp * pp) or pp > layers or (cp > 1 and (seq < LONG or seq % (2 * cp))):
+    tensors = _sizes(asked.tp, devices, node)
+    sequences = _sizes(asked.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
+    for tp, cp, pp in product(tensors, sequences, _sizes(asked.pp, devices, layers)):
+        if devices % (tp * cp * pp):
+            continue
+        if seq % tokens_multiple(cp):
+            result.refused[SEQUENCE] += 1
             continue
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
@@ -94,6 +105,16 @@ def search(
                 continue
             _try(result, axes, layers, layout, global_batch, micro_batch, framework)
     return result
+
+
+def _sizes(asked: int | None, whole: int, most: int | None = None) -> list[int]:
+    """The sizes of a group that are tried: the one that is asked for, else the divisors of `whole` up to `most`."""
+    return divisors(whole, None if most is None else max(1, most)) if asked is None else [asked]
+
+
+def tokens_multiple(cp: int) -> int:
+    """The number of which each sequence's length is a multiple: a rank has one part from each of its halves."""
+    return 2 * cp if cp > 1 else 1
 
 
 def _possible(framework: Framework, asked: Asked) -> None:
@@ -235,10 +256,6 @@ def routed_experts(spec: ModelSpec) -> int:
     return max(counts, default=0)
 
 
-def _expert_groups(experts: int, ranks: int) -> Iterator[int]:
+def _expert_groups(experts: int, ranks: int) -> list[int]:
     """The sizes of groups that divide the experts."""
-    return (n for n in _divisors(ranks) if n == 1 or (experts and experts % n == 0 and n <= experts))
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    return divisors(math.gcd(experts, ranks)) if experts else [1]

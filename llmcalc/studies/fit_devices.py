@@ -12,6 +12,7 @@ from ..costs.resident import Fit
 from ..device.memory import Memory
 from ..hardware import Hardware
 from ..layouts.asked import Asked
+from ..layouts.search import tokens_multiple
 from ..run.layout import ImpossibleLayout, Layout
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
 from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed, walk_of
@@ -111,8 +112,7 @@ def _fewest(ask: Ask, planned: Planned) -> tuple[int | None, Candidate | None]:
 
 def _tokens_of_each(layout: Layout) -> int:
     """What lengths are a multiple of: ranks that divide a sequence have parts of one length, in a ring two of them."""
-    ring = 2 * layout.cp if layout.cp > 1 else 1
-    return math.lcm(ring, layout.cp * (layout.tp if layout.sequence_parallel else 1))
+    return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
 REPLAYS = 4
@@ -133,24 +133,24 @@ def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int
     version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
 
     @cache
-    def walked(n: int) -> tuple[int, int]:
-        return walk_of(one.with_(**{name: n}), framework).needed(*of)
+    def walked(n: int) -> int:
+        return walk_of(one.with_(**{name: n}), framework).needed(*of)[0]
 
-    low, high, free = (start, best.device_bytes - walked(start)[0]), (start, 0), 0
+    low, high, free = (start, best.device_bytes - walked(start)), (start, 0), 0
 
     def needed(n: int) -> int:
         beside, over = low[1], max(0, n - low[0])
         if high[0] > low[0]:
             beside += (high[1] - beside) * over // (high[0] - low[0])
-        return walked(n)[0] + beside + free
+        return walked(n) + beside + free
 
     replays = 0
     while replays < REPLAYS or low[0] == start:
         found = unit * largest(lambda n: needed(unit * n), capacity, max(1, start // unit), most // unit)
         if found <= low[0]:
             break
-        bytes, stage = walked(found)
-        replay, replays = replayed(one.with_(**{name: found}), framework, version, *of, stage), replays + 1
+        bytes = walked(found)
+        replay, replays = replayed(one.with_(**{name: found}), framework, version, *of), replays + 1
         if replay > capacity:
             free = max(2 * free, replay - capacity) if high[0] > low[0] else 0
             high = found, replay - bytes

@@ -11,6 +11,7 @@ from ..device.serving import check_serving, rank_memory, rank_of
 from ..errors import InputError
 from ..hardware import Hardware
 from ..layouts.asked import Asked
+from ..layouts.divisors import divisors
 from ..layouts.search import HEADS, WIDTHS, refusal, shared_out
 from ..layouts.share import axes_of_model
 from ..run.layout import ImpossibleLayout, Layout
@@ -84,23 +85,22 @@ def _layouts(one: Memory, asked: Asked, devices: int) -> Iterator[Layout]:
     """The layouts of so many devices, those with most replicas first, and of those the ones with the fewest stages."""
     spec = one.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), axes_of_model(spec)
-    for each in (n for n in range(1, devices + 1) if devices % n == 0):
-        for pp in (n for n in range(1, each + 1) if each % n == 0):
-            tp, dp = each // pp, devices // each
-            sizes = {"tp": tp, "pp": pp, "dp": dp}
-            if any(getattr(asked, name) not in (None, size) for name, size in sizes.items()):
-                continue
-            if pp > layers or (tp > NODE and asked.tp is None):
-                continue
-            split = asked.pp_layout or (None if layers % pp == 0 else shared_out(layers, pp))
-            try:
-                given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
-                layout = given.layout()
-                check_serving(layout, asked.kernels())
-            except ImpossibleLayout:
-                continue
-            if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):
-                yield layout
+    stages = divisors(devices, layers) if asked.pp is None else [asked.pp]
+    tensors = divisors(devices, NODE) if asked.tp is None else [asked.tp]
+    replicas = sorted((tp * pp, pp, tp) for pp in stages for tp in tensors if devices % (tp * pp) == 0)
+    for each, pp, tp in replicas:
+        dp = devices // each
+        if pp > layers or asked.dp not in (None, dp):
+            continue
+        split = asked.pp_layout or (None if layers % pp == 0 else shared_out(layers, pp))
+        try:
+            given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
+            layout = given.layout()
+            check_serving(layout, asked.kernels())
+        except ImpossibleLayout:
+            continue
+        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):
+            yield layout
 
 
 def _has_program(one: Memory, layout: Layout) -> bool:

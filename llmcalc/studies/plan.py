@@ -1,11 +1,16 @@
-"""Every layout of a model on so many devices that fits, and why the others do not."""
+"""Every layout of a model on so many devices that fits, and why the others do not.
+
+A layout fits if its worst rank fits in a replay on the allocator, which is what `llmcalc memory` says of it. A walk
+over its tensors, which is quicker, decides which layouts are worth a replay, and in what order; it does not know what
+the allocator keeps free. So a layout that was not replayed is listed apart, with an upper bound.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..device.around import around_of
 from ..device.cluster import Cluster
@@ -34,14 +39,29 @@ RECOMPUTED = "full"
 TOO_MUCH = "needs more than the usable memory"
 
 
+OVER: dict[Framework, float] = {"megatron": 0.5, "torch": 0.75, "fsdp2": 0.75, "deepspeed": 0.75}
+"""How much more a layout may need than the walk over its tensors says, as a share of that.
+
+The largest that were measured are 0.38, 0.53, 0.53 and 0.53, of small layers on many ranks, whose blocks do not fill
+the allocator's segments (`python -m tests.studies.walk_errors` measures a grid of models and layouts).
+"""
+
+UNDER: dict[Framework, float] = {"megatron": 0.04, "torch": 0.04, "fsdp2": 0.08, "deepspeed": 0.12}
+"""How much less a layout may need than the walk says, as a share of that; as much was measured (docs/layouts.md)."""
+
+FURTHER_REPLAYS = 10
+"""Layouts that are replayed at most beyond the rows, where some that were replayed do not fit."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that fits.
+    """A layout that may fit.
 
     micro_batches: of a step. device_bytes: what its worst rank needs. capacity: what a device has.
     communication_bytes: what a rank sends in a step. bubble: the share of a step in which a rank of the pipeline waits.
         Both None of a layout that does not fit.
     replayed: whether device_bytes is that of a replay on the allocator; if not, of tensors alone.
+    upper_bound: the most that its worst rank can need; device_bytes if it was replayed.
     """
 
     layout: Layout
@@ -51,6 +71,7 @@ class Candidate:
     communication_bytes: int | None
     bubble: float | None
     replayed: bool = False
+    upper_bound: int = 0
 
     @property
     def headroom(self) -> int:
@@ -59,12 +80,18 @@ class Candidate:
 
 @dataclass
 class Plan:
-    """tried: layouts. feasible: those that fit, the best first. refused: reason → how many. nearest: of those that need
-    more than there is, the one that needs least.
+    """tried: number of layouts.
+    feasible: those whose worst rank was replayed and fits, the best first.
+    unreplayed: those whose tensors fit and that were not replayed, in the order in which they would have been.
+    replays: how many layouts were replayed to find those that fit.
+    refused: reason → how many.
+    nearest: of those that need more than there is, the one that needs least; replayed.
     """
 
     tried: int
     feasible: list[Candidate] = field(default_factory=list)
+    unreplayed: list[Candidate] = field(default_factory=list)
+    replays: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     nearest: Candidate | None = None
 
@@ -113,8 +140,8 @@ class Planned:
 
     @cached_property
     def recomputed(self) -> int | None:
-        """How many layouts fit by their tensors alone if every layer runs again in the backward pass. None where that
-        is no question: enough fit without, or the run says itself what it recomputes.
+        """How many layouts have tensors that fit if every layer runs again in the backward pass. None where that is no
+        question: enough fit without, or the run says itself what it recomputes.
         """
         asked = self.one.settings.recompute is None
         if not asked or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
@@ -158,18 +185,35 @@ def plan_of(
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
         return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
-    def replay(layout: Layout, batches: int) -> int:
-        stage = walk.needed(layout, batches)[1]
-        return replayed(one, framework, asked.framework_version or "", layout, batches, stage)
+    def replay(layout: Layout, batches: int, enough: int | None) -> int:
+        worst = walk.needed(layout, batches)[1] if enough is not None else 0
+        return replayed(one, framework, asked.framework_version or "", layout, batches, worst, enough)
 
-    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows)
+    errors = Errors(UNDER[framework], OVER[framework])
+    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors)
     return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
 
 
-def replayed(one: Memory, framework: Framework, version: str, layout: Layout, micro_batches: int, stage: int) -> int:
-    """What a rank of a stage needs on the allocator."""
+def replayed(
+    one: Memory,
+    framework: Framework,
+    version: str,
+    layout: Layout,
+    micro_batches: int,
+    stage: int = 0,
+    enough: int | None = None,
+) -> int:
+    """What the worst rank of a layout needs on the allocator, as `llmcalc memory` finds it.
+
+    stage: whose rank is replayed first, 0 by default. enough: where that rank needs more than so many bytes, the others
+    are not replayed, and the answer is what it needs; None (default) replays all.
+    """
     cluster = Cluster(one.with_(num_microbatches=micro_batches), layout, framework, version)
-    return cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
+    if enough is not None and layout.pp > 1:
+        first = cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
+        if first > enough:
+            return first
+    return cluster.peak.device.device_bytes
 
 
 def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:
@@ -193,7 +237,22 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
         ran, calls = called(one.spec, how)
         splits = calls.splits
     around, frees = around_of(framework, how, trained, splits), not how.keeps_gradients
-    return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees)
+    return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees, framework == "fsdp2")
+
+
+class Errors(NamedTuple):
+    """The errors of a walk, as shares of what it says. under, over: as of `UNDER` and `OVER`."""
+
+    under: float
+    over: float
+
+    def least(self, bytes: int) -> int:
+        """The least that a layout may need of which the walk says so many bytes."""
+        return bytes - int(self.under * bytes)
+
+    def most(self, bytes: int) -> int:
+        """The most that it may need."""
+        return bytes + int(self.over * bytes)
 
 
 def plan(
@@ -201,49 +260,85 @@ def plan(
     hardware: Hardware,
     needed: Callable[[Layout, int], int],
     sent: Callable[[Layout, int], int],
-    replayed: Callable[[Layout, int], int],
+    replayed: Callable[[Layout, int, int | None], int],
     rows: int,
+    errors: Errors,
 ) -> Plan:
     """Ranks layouts by the sum of their places by headroom, by communication and by bubble.
 
     needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
-    rank sends in a step. replayed: bytes of the worst rank on the allocator, asked of the first `rows` alone.
+    rank sends in a step. replayed: bytes of the worst rank on the allocator, or of any rank that needs more than the
+    number that is passed; asked of layouts in their order until `rows` of them fit. errors: those of `needed`.
     Raises `InputError` where every layout is refused, most for a reason that other sizes do not mend.
     """
     capacity = hardware.capacity_bytes
     result = Plan(found.tried)
     tight: list[Candidate] = []
+    promising: list[Candidate] = []
 
     for layout, batches in found.found:
         try:
             bytes = needed(layout, batches)
-            fits = bytes <= capacity
-            told = sent(layout, batches) if fits else None
+            may_fit = errors.least(bytes) <= capacity
+            told = sent(layout, batches) if may_fit else None
         except InputError as error:
             found.refuse(error)
             continue
-        one = Candidate(layout, batches, bytes, capacity, told, bubble(layout, batches) if fits else None)
-        (result.feasible if fits else tight).append(one)
-    ordered = ranked(result.feasible)
-    kept: list[Candidate] = []
-    while ordered and len(kept) < rows:
-        one = ordered.pop(0)
+        waits = bubble(layout, batches) if may_fit else None
+        candidate = Candidate(layout, batches, bytes, capacity, told, waits, upper_bound=errors.most(bytes))
+        (promising if may_fit else tight).append(candidate)
+
+    def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
-            again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
+            bytes = replayed(candidate.layout, candidate.micro_batches, enough)
         except InputError as error:
             found.refuse(error)
-            continue
-        (kept if again.headroom >= 0 else tight).append(again)
-    result.feasible = [*kept, *ordered]
+            return None
+        return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
+
+    waiting = ranked(promising)
+    for _ in range(min(len(waiting), rows + FURTHER_REPLAYS)):
+        if len(result.feasible) == rows:
+            break
+        again, result.replays = replay(waiting.pop(0), capacity), result.replays + 1
+        if again is not None:
+            (result.feasible if again.headroom >= 0 else tight).append(again)
+    result.unreplayed = waiting
+    nearest = _least(tight, replay, errors)
     result.refused = dict(found.refused)
-    if result.refused and not (kept or ordered or tight):
+    if result.refused and not (result.feasible or waiting or tight):
         why = found.errors.get(max(result.refused, key=result.refused.__getitem__))
         if why is not None and not isinstance(why, ImpossibleLayout):
             raise why
     if tight:
         result.refused[TOO_MUCH] = len(tight)
-        result.nearest = min(tight, key=lambda one: one.device_bytes)
+        result.nearest = nearest
     return result
+
+
+def _least(tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: Errors) -> Candidate | None:
+    """Of layouts that need too much, the one that needs least in a replay; None without any.
+
+    What is known of the others is less than what they need, up to the walk's error. A layout that cannot be replayed
+    leaves the list.
+    """
+    least: Candidate | None = None
+    replays = 0
+    for candidate in sorted(tight, key=lambda candidate: candidate.device_bytes):
+        if least is not None and (
+            least.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+        ):
+            break
+        again, replays = replay(candidate), replays + 1
+        if again is None:
+            tight.remove(candidate)
+        elif least is None or again.device_bytes < least.device_bytes:
+            least = again
+    return least
+
+
+NEAREST_REPLAYS = 4
+"""Layouts that are replayed to find the one that needs least, where none fits."""
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:

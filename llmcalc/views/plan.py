@@ -7,7 +7,7 @@ from typing import Any
 from .. import units
 from ..device.cluster import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import Candidate, Planned
+from ..studies.plan import Candidate, Plan, Planned
 from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import run_text
@@ -33,24 +33,29 @@ def report(preset: Preset, found: Planned, instead: str = "") -> Report:
     instead: where no layout is possible at all, which others are.
     """
     plan, one = found.plan, found.one
-    shown = [each for each in plan.feasible if each.replayed] or plan.feasible[:1]
     many = (
         f"{plural(found.devices, 'device')} with {units.GIB.write(found.hardware.capacity_bytes)} {units.GIB.name} each"
     )
-    answer = f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
     run = f"{run_text(one.states)}, {plural(found.global_batch, 'sequence')} a step"
     aside = f"{run}, on {many} ({found.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(one.spec, one.states.workload)
-    rows = [_row(each) for each in shown]
+    rows = [_row(candidate) for candidate in plan.feasible]
     if not rows and plan.nearest is not None:
         rows = [_row(plan.nearest)]
     notes = said([*warnings, instead, *_notes(found)])
     title = preset.display
-    tables = [Table(title, LAYOUT_COLUMNS, rows, aside, notes, answer, name="feasible")]
+    tables = [Table(title, LAYOUT_COLUMNS, rows, aside, notes, _answer(plan), name="feasible")]
     if plan.refused:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda one: -one[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     return Report(_data(preset, found), tables, warnings=warned(preset, warnings)).of(preset.target)
+
+
+def _answer(plan: Plan) -> str:
+    """How many layouts fit; of those that were replayed where others were not."""
+    if not plan.unreplayed:
+        return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
 
 
 def _row(one: Candidate) -> Row:
@@ -75,8 +80,19 @@ def _notes(found: Planned) -> list[str]:
     if attention_of(found.one, found.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if found.recomputed is not None:
-        fit = f"{found.recomputed:,} of {found.plan.tried:,} fit"
-        notes.insert(0, f"with --recompute full {fit}, by their tensors alone")
+        fit = f"{found.recomputed:,} of {found.plan.tried:,} may fit"
+        notes.insert(0, f"with --recompute full {fit}: their tensors do")
+    if found.plan.unreplayed:
+        count = len(found.plan.unreplayed)
+        most = max(candidate.upper_bound for candidate in found.plan.unreplayed)
+        notes.insert(
+            0,
+            f"{plural(count, 'layout')} more of {found.plan.tried:,} may fit: the tensors do, and what the allocator "
+            f"adds is not known (at most {units.GIB.write(most)} {units.GIB.name} in all); --rows "
+            f"{found.rows + count} replays more of them",
+        )
+    if not found.plan.tried:
+        notes.insert(0, f"no sizes of groups that are given make up {plural(found.devices, 'device')}")
     if not found.plan.feasible and found.plan.nearest is not None:
         notes.append("the layout that is shown needs least of those that do not fit")
     return notes
@@ -96,6 +112,19 @@ def candidate_data(one: Candidate) -> dict[str, Any]:
     }
 
 
+def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
+    """A layout that was not replayed, with bytes as exact integers."""
+    return {
+        "layout": candidate.layout.data(),
+        "options": candidate.layout.options(),
+        "num_microbatches": candidate.micro_batches,
+        "tensor_bytes": candidate.device_bytes,
+        "upper_bound_bytes": candidate.upper_bound,
+        "communication_bytes": candidate.communication_bytes,
+        "bubble": candidate.bubble,
+    }
+
+
 def _data(preset: Preset, found: Planned) -> dict[str, Any]:
     plan = found.plan
     return {
@@ -106,6 +135,7 @@ def _data(preset: Preset, found: Planned) -> dict[str, Any]:
         "global_batch": found.global_batch,
         "tried": plan.tried,
         "feasible": [candidate_data(one) for one in plan.feasible],
+        "unreplayed": [unreplayed_data(one) for one in plan.unreplayed],
         "feasible_with_recompute": found.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),

@@ -11,8 +11,9 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.layouts.asked import Asked, Framework
+from llmcalc.layouts.divisors import divisors
 from llmcalc.layouts.nearest import nearest, with_nearest
-from llmcalc.layouts.search import BATCH, HEADS, LAYERS, ROUNDS, search, shared_out
+from llmcalc.layouts.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, search, shared_out
 from llmcalc.layouts.share import of_rank
 from llmcalc.run.layout import Layout, stages
 
@@ -62,6 +63,30 @@ def test_fsdp2_divides_products_and_tokens() -> None:
 def test_fsdp2_divides_long_sequences() -> None:
     found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, "fsdp2")
     assert {layout.cp for layout, _ in found.found} == {1, 2, 4, 8, 16}
+
+
+def test_sizes_that_are_given_are_tried() -> None:
+    """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
+    spec = llmcalc.load("llama3-8b").model
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, "fsdp2").found} == {1}
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, "fsdp2", Asked(cp=2)).found} == {2}
+    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, asked=Asked(tp=16), node=8).found} == {16}
+    odd = search(spec, 16, 64, 1, 8190, "fsdp2", Asked(cp=2))
+    assert (odd.found, set(odd.refused)) == ([], {SEQUENCE})
+    deep = search(spec, 64, 64, 1, 8192, asked=Asked(pp=64))
+    assert (deep.found, set(deep.refused)) == ([], {LAYERS})
+
+
+@pytest.mark.parametrize("number", [1, 2, 97, 1024, 10**9, 10**9 + 7, 2**40, 360360, 999983**2])
+@pytest.mark.parametrize("most", [None, 1, 8, 1000])
+def test_divisors(number: int, most: int | None) -> None:
+    found = divisors(number, most)
+    assert found == sorted(set(found))
+    assert all(number % n == 0 and (most is None or n <= most) for n in found)
+    few = min(number, most or 4000)
+    assert [n for n in found if n <= few] == [n for n in range(1, few + 1) if number % n == 0]
+    if most is None:
+        assert {number // n for n in found} == set(found)
 
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:

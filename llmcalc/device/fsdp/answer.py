@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...algebra import Number, ceil_div
 from ...components.evidence import evidence_of_parts
@@ -69,11 +69,12 @@ def fsdp_memory(
     fsdp: Fsdp = TITAN,
     tensors: Term | None = None,
     piped: Piped = NEWEST,
+    shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
     tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
-    piped: how the schedule of a pipeline is run.
+    piped: how the schedule of a pipeline is run. shared: as of `stage_memory`.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
@@ -89,7 +90,7 @@ def fsdp_memory(
         tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
     tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
-        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
+        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
 
@@ -110,11 +111,17 @@ def fsdp_memory(
 
 
 def rank_memory(
-    one: Memory, layout: Layout, rank: int, runtime: Runtime, version: date | None = None, own: TitanSettings = USUAL
+    one: Memory,
+    layout: Layout,
+    rank: int,
+    runtime: Runtime,
+    version: date | None = None,
+    own: TitanSettings = USUAL,
+    shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """What one rank holds under torchtitan of that date, None (default) for the newest.
 
-    own: what a job says that no option does, by default nothing.
+    own: what a job says that no option does, by default nothing. shared: as of `stage_memory`.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
@@ -125,7 +132,7 @@ def rank_memory(
     fsdp = replace(fsdp, prefetch=layout.prefetch)
     settings = one.tensors(how.choices.attention)
     tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
-    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped)
+    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:

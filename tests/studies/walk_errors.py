@@ -1,0 +1,70 @@
+"""Measures how much less a plan's walk over tensors says than a replay on the allocator, and how much more.
+
+`python -m tests.studies.walk_errors` runs a grid of models, lengths and layouts under each framework, which takes
+minutes, and prints the largest errors; `studies.plan` states them with a margin (`UNDER`, `OVER`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from llmcalc import load
+from llmcalc.device.cluster import Cluster
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
+from llmcalc.errors import InputError
+from llmcalc.layouts.asked import Asked, Framework
+from llmcalc.layouts.search import search
+from llmcalc.studies.plan import walk_of
+
+FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "fsdp2", "deepspeed")
+
+MODELS = ("qwen3-0.6b", "llama3-8b", "gpt2-xl", "mixtral-8x7b", "olmoe-1b-7b", "deepseek-v2-lite", "llama3.1-405b")
+
+LENGTHS = (512, 2048, 8192)
+
+DEVICES = 16
+
+
+class Error(NamedTuple):
+    """The error of one layout. walked, replayed: bytes of its worst rank."""
+
+    framework: Framework
+    model: str
+    seq: int
+    options: str
+    walked: int
+    replayed: int
+
+    @property
+    def share(self) -> float:
+        """What the replay has more, as a share of what the walk says."""
+        return self.replayed / self.walked - 1
+
+
+def errors(framework: Framework, model: str, seq: int, most: int, devices: int = DEVICES) -> Iterator[Error]:
+    """The errors of up to `most` layouts of a model, drawn at random with a fixed seed."""
+    spec = load(model).model
+    one = memory(spec, Settings("training", seq=seq))
+    layouts = search(spec, devices, 4 * devices, 1, seq, framework, Asked(devices=devices)).found
+    walk = walk_of(one, framework)
+    for layout, batches in random.Random(1).sample(layouts, min(most, len(layouts))):
+        try:
+            walked = walk.needed(layout, batches)[0]
+            cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
+            yield Error(framework, model, seq, layout.options(), walked, cluster.peak.device.device_bytes)
+        except InputError:
+            continue
+
+
+def main() -> None:
+    for framework in FRAMEWORKS:
+        found = [one for model in MODELS for seq in LENGTHS for one in errors(framework, model, seq, 6)]
+        for error in (min(found, key=lambda one: one.share), max(found, key=lambda one: one.share)):
+            print(f"{framework} of {len(found)}: {error.share:+.3f} {error.model} --seq {error.seq} {error.options}")
+
+
+if __name__ == "__main__":
+    main()
