@@ -184,7 +184,10 @@ class Formulas:
             for n in nodes[1:]:
                 if n.numbers.children:
                     components.setdefault(n.numbers.kind, n.steps[-1][0])
-            near = suggest(query, components | {tail: tail for tail in sorted(tails)}) or f" Expected one of {', '.join(large)}."
+            near = (
+                suggest(query, components | {tail: tail for tail in sorted(tails)})
+                or f" Expected one of {', '.join(large)}."
+            )
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 

@@ -217,7 +217,9 @@ class Config:
             raise self.wrong(
                 name,
                 value,
-                "one of " + ", ".join(map(in_json, allowed)) + f" (what is counted for {self.model_type} knows no other)",
+                "one of "
+                + ", ".join(map(in_json, allowed))
+                + f" (what is counted for {self.model_type} knows no other)",
             )
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
