@@ -126,6 +126,7 @@ def main() -> None:
     except InputError as error:
         code = _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        drop_remarks()
         code = 130
     except BrokenPipeError:
         code = _reader_gone()

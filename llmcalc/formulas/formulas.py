@@ -184,10 +184,8 @@ class Formulas:
             for n in nodes[1:]:
                 if n.numbers.children:
                     components.setdefault(n.numbers.kind, n.steps[-1][0])
-            near = (
-                suggest(query, components | {tail: tail for tail in sorted(tails)})
-                or f" Expected one of {', '.join(large)}."
-            )
+            known = components | {tail: tail for tail in sorted(tails)}
+            near = suggest(query, known) or f" Expected one of {', '.join(large)}."
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 
