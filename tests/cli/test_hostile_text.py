@@ -206,6 +206,16 @@ def test_the_name_is_shown_escaped(
         assert not [cell for row in csv.reader(io.StringIO(out)) for cell in row if re.match(r"[=@]\w|[+-]\D", cell)]
 
 
+@pytest.mark.parametrize("form", WRITERS)
+def test_overrides_are_shown_escaped(form: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for words in ((f"{SHORT}.toml", "--set", "hidden_size=\r\n64"), (f"{SHORT}.toml?hidden_size=\r\n64",)):
+        code, out, _ = run("params", *words, "--format", form)
+        assert code == 0
+        one_line_each(out)
+        assert AS_WRITTEN[form]("hidden_size=\r\n64") in out
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -423,7 +433,7 @@ def test_markdown_is_text(text: str) -> None:
         assert len(inside) == 2
         for cell in inside[:count]:
             cell = cell.replace("\1", "\\\\").replace("&nbsp;&nbsp;", "", 1)
-            assert as_rendered(f"x {cell}").removeprefix("x ") == shown.strip()
+            assert as_rendered(f"x {cell}").removeprefix("x ").strip() == shown.strip()
     assert as_rendered(f"x {aside}").removeprefix("x ").strip() == shown.strip()
 
 
