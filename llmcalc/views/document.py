@@ -224,7 +224,7 @@ def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
                 column._replace(title=change(column.title), write=changing(column.write)) for column in table.columns
             ],
             rows=[row._replace(cells=[cell(value) for value in row.cells]) for row in table.rows],
-            target=change(table.target),
+            target=printable(table.target),  # as it was asked for, in any encoding
         )
         for table in report.tables
     ]
