@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import units
 from .api import Model, spec_of
+from .characters import printable
 from .costs.flops import forward_of
 from .costs.params import total_of
 from .errors import InputError, shown
@@ -53,7 +54,7 @@ def assert_counts(
     if inputs is not None:
         problems += _flop_problems(module, tree, inputs, batch, seq)
     if problems:
-        raise AssertionError("\n".join(problems))
+        raise AssertionError("\n".join(map(printable, problems)))
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:

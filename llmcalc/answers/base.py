@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from ..characters import printable
 from ..errors import InputError
 from ..sources.preset import Preset
 
@@ -34,9 +35,9 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         try:
-            return f"<{_heading(self.report().tables)}>"
+            return printable(f"<{_heading(self.report().tables)}>")
         except InputError as error:
-            return f"<{type(self).__name__} of {self.preset.display}: {error}>"
+            return printable(f"<{type(self).__name__} of {self.preset.display}: {error}>")
 
     def _repr_html_(self) -> str:
         from ..views.formats.html import html

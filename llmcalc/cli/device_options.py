@@ -38,11 +38,10 @@ def _choice(name: str, text: str) -> Any:
 
 
 def _optimizer(given: str) -> str:
+    """The optimizer of that name. The message has no option's name: typer adds it to what a parser raises."""
     known = (*OPTIMIZERS, *ALIASES)
     if given not in known:
-        raise InputError(
-            f"--optimizer: '{given}' is not known; expected one of {', '.join(known)}.{suggest(given, list(known))}"
-        )
+        raise InputError(f"'{given}' is not known; expected one of {', '.join(known)}.{suggest(given, list(known))}")
     return ALIASES.get(given, given)
 
 

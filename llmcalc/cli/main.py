@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..characters import fitted, make_streams_whole
-from ..errors import InputError, one_line, suggest
-from .output import discard
+from ..errors import InputError, suggest
+from .output import discard, drop_remarks, print_line, print_remarks
 
 COMMANDS = (
     "params",
@@ -121,11 +120,13 @@ def main() -> None:
     if not sys.argv[1:]:
         sys.argv.append("--help")
     make_streams_whole()
+    drop_remarks()
     try:
         code = app(standalone_mode=False, prog_name=_name())
     except InputError as error:
         code = _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        drop_remarks()
         code = 130
     except BrokenPipeError:
         code = _reader_gone()
@@ -140,6 +141,7 @@ def main() -> None:
             print(error.format_message())
             return
         code = _fail(_usage(error))
+    print_remarks()
     sys.exit(code or 0)
 
 
@@ -150,9 +152,9 @@ def _name() -> str:
 
 
 def _fail(message: str) -> int:
-    if sys.stderr is not None:  # None: the caller closed it
-        with suppress(OSError):
-            print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
+    """Prints the error, alone: a remark on a file is of no use beside the reason why nothing is answered."""
+    drop_remarks()
+    print_line(f"error: {message}")
     return 2
 
 

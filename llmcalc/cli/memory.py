@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
@@ -45,6 +44,7 @@ from .options import (
     load_one,
     show,
 )
+from .output import remark
 
 HARDWARE_HELP = (
     "Does it fit on this accelerator? A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; repeatable; "
@@ -185,10 +185,9 @@ def command(
     for fit in fitting if named else ():
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"
-            print(
+            remark(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and free "
-                "blocks and the CUDA context are estimates",
-                file=sys.stderr,
+                "blocks and the CUDA context are estimates"
             )
     if named and all(fit.verdict == "no" for fit in fitting):
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from ..units import dtype as dtype_of
 from ..units import parse_count, parse_length
 from ..views.document import Report, fitted_to
 from ..views.formats import WRITERS, Format
-from .output import stdout, writable, written
+from .output import remark, stdout, writable, written
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -343,13 +342,13 @@ def load_one(
     allow_unknown: bool = False,
     include: frozenset[str] = frozenset(),
 ) -> Preset:
-    """A TARGET with its overrides; what its reader remarks goes to stderr, and so does a part that was asked for
-    (include) and that the model does not have.
+    """A TARGET with its overrides; what its reader remarks goes to stderr after the answer, and so does a part that was
+    asked for (include) and that the model does not have.
     """
     preset = load(target, tuple(overrides or ()), head, allow_unknown)
     absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
     for note in (*preset.notes, *(f"{part.option} changes nothing: the model has no {part.title}" for part in absent)):
-        print(f"note: {preset.name}: {note}", file=sys.stderr)
+        remark(f"note: {preset.name}: {note}")
     return preset
 
 
@@ -369,7 +368,7 @@ def show(report: Report, fmt: Format, output: Path | None, notes: bool = False, 
     if not notes and fmt in ("table", "markdown"):
         report = report.brief()
     for text in report.warnings if writer.warns_apart else ():
-        print(f"note: {text}", file=sys.stderr)
+        remark(f"note: {text}")
     with opened(output) as out:
         encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
         writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)

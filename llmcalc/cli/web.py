@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
+from .output import print_line, print_remarks, remark
 
 TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
 """Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
@@ -56,7 +57,7 @@ def command(
     page = _built(rebuild)
     if export is not None:
         shutil.copytree(page, export, dirs_exist_ok=True)
-        print(f"wrote {export}", file=sys.stderr)
+        remark(f"wrote {export}")
         return
     _serve(page, port, browser)
 
@@ -82,9 +83,9 @@ def _built(rebuild: bool) -> Path:
         if done.returncode:
             reason = done.stderr.strip().partition("error: ")[2] or done.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
-        print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
+        remark(done.stderr.strip().splitlines()[-1])
     elif _older(page, web):
-        print("note: the page is older than this checkout; --rebuild builds it anew", file=sys.stderr)
+        remark("note: the page is older than this checkout; --rebuild builds it anew")
     return page
 
 
@@ -101,7 +102,8 @@ def _serve(page: Path, port: int, browser: bool) -> None:
     except OSError as error:
         raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
     address = f"http://127.0.0.1:{server.server_port}/"
-    print(f"the page is at {address} (Ctrl+C ends it)", file=sys.stderr, flush=True)
+    print_remarks()
+    print_line(f"the page is at {address} (Ctrl+C ends it)")
     if browser:
         webbrowser.open(address)
     with server:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero, times
+from ..characters import printable
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
 from ..run.sight import Sight
 
@@ -76,7 +77,7 @@ class Node:
 
     def __repr__(self) -> str:
         what = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return f"<Node {self.segment or 'of a model'}: {what}>"
+        return printable(f"<Node {self.segment or 'of a model'}: {what}>")
 
     @property
     def segment(self) -> str:

@@ -180,7 +180,12 @@ class Formulas:
         if not exact:
             tails = {".".join(s[0] for s in n.steps[i:]) for n in nodes for i in range(len(n.steps))}
             large = dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children or len(n.steps) == 1)
-            near = suggest(query, sorted(tails)) or f" Expected one of {', '.join(large)}."
+            components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
+            for n in nodes[1:]:
+                if n.numbers.children:
+                    components.setdefault(n.numbers.kind, n.steps[-1][0])
+            known = components | {tail: tail for tail in sorted(tails)}
+            near = suggest(query, known) or f" Expected one of {', '.join(large)}."
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 

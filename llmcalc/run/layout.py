@@ -20,6 +20,9 @@ Schedule: TypeAlias = Literal["1f1b", "interleaved", "zb-h1", "dualpipe"]
 TORCHTITAN_SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
 """torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
 
+MOST_STAGE_LAYERS = 100_000
+"""Layers that a stage may be given: as many as a whole model may have."""
+
 ContextExchange: TypeAlias = Literal["p2p", "a2a", "allgather"]
 
 Zero: TypeAlias = Literal[0, 1, 2, 3]
@@ -106,6 +109,10 @@ class Layout:
         if self.pp_layout is not None and len(self.pp_layout) != self.pp * self.vpp:
             raise ImpossibleLayout(
                 f"--pp-layout: {len(self.pp_layout)} stages; expected pp · vpp = {self.pp * self.vpp} numbers of layers"
+            )
+        if self.pp_layout is not None and max(self.pp_layout) > MOST_STAGE_LAYERS:
+            raise InputError(
+                f"--pp-layout: {max(self.pp_layout)} layers of a stage; expected at most {MOST_STAGE_LAYERS:,}"
             )
 
     @property

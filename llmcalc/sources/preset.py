@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from ..characters import printable
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
@@ -92,7 +93,7 @@ class Preset(Record):
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
 
     def __repr__(self) -> str:
-        return f"<Preset {self.name}: {self.display}>"
+        return printable(f"<Preset {self.name}: {self.display}>")
 
     __str__ = __repr__
 

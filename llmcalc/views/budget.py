@@ -12,6 +12,7 @@ from .. import units
 from ..sources.budgets import KINDS, Limit
 from ..studies.budget import Check, broken
 from .document import Column, Report, Row, Shown, Table, noted, said, text_of
+from .junit import xml_text
 from .notes import plural
 
 COLUMNS = (
@@ -120,8 +121,7 @@ def junit(file: str, checks: list[Check]) -> str:
             case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
             if (limit := check.broken) is not None:
                 ET.SubElement(case, "failure", message=failure(check, limit))
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return xml_text(root)
 
 
 def failure(check: Check, limit: Limit) -> str:

@@ -141,7 +141,7 @@ def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:
         (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
         ("  active per token", lambda q: sizes.write(q.active)),
         *_SHAPE_LINES,
-        (f"{work.name} per token", lambda q: work.write(q.forward_flops_per_token)),
+        (f"{work.name}/tok at {all_of[0].seq:,}", lambda q: work.write(q.forward_flops_per_token)),
         (
             f"KV {kept.name} per token" if caches else "KV cache per token",
             lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token),
@@ -271,7 +271,7 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {kept.name}/tok", kept.write),
         Column("num_key_value_heads", "kv heads"),
-        Column("flops_per_token", f"{work.name}/tok", work.write),
+        Column("flops_per_token", f"{work.name}/tok at {compared[0][1].seq:,}", work.write),
     )
     columns = columns if wide else columns[:-3]
     rows = [

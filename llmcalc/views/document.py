@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ..characters import fitted
+from ..characters import fitted, printable
 from ..errors import InputError
 
 SCHEMA_VERSION = 2
@@ -69,6 +69,14 @@ class Shown(NamedTuple):
 
     value: Any
     text: str
+
+
+class Linked(str):
+    """A note with addresses that a reader may follow, because they are from llmcalc's own presets or from the
+    `sources` of a file. In every other text Markdown makes no link.
+    """
+
+    __slots__ = ()
 
 
 def text_of(cell: Shown) -> str:
@@ -180,33 +188,48 @@ class Report(NamedTuple):
         return self._replace(tables=tables)
 
 
+def readable(report: Report) -> Report:
+    """The report as people get it: each of its texts on one line and printable, since names in it come from files that
+    others wrote (`characters.printable`). Every format but JSON, whose own escapes do the same, writes this report.
+    """
+    return _with_texts(report, printable)
+
+
 def fitted_to(report: Report, encoding: str) -> Report:
-    """The report with every text of its tables as the encoding can hold it; data stay as they are."""
+    """The readable report with every text of its tables as the encoding can hold it; data stay as they are."""
+    return _with_texts(report, lambda text: fitted(printable(text), encoding))
 
-    def fit(text: str) -> str:
-        return fitted(text, encoding)
 
-    def fitting(write: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda value: fit(write(value))
+def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
+    """The report with every text of its tables changed, and every line of its own text."""
 
-    def columns(table: Table) -> list[Column]:
-        return [column._replace(title=fit(column.title), write=fitting(column.write)) for column in table.columns]
+    def changing(write: Callable[[Any], str]) -> Callable[[Any], str]:
+        return lambda value: change(write(value))
 
-    def rows(table: Table) -> list[Row]:
-        return [row._replace(cells=[fit(c) if isinstance(c, str) else c for c in row.cells]) for row in table.rows]
+    def cell(value: Any) -> Any:
+        if isinstance(value, Shown):
+            return Shown(cell(value.value), change(value.text))
+        return change(value) if isinstance(value, str) else value
+
+    def note(text: str) -> str:
+        return Linked(change(text)) if isinstance(text, Linked) else change(text)
 
     tables = [
         table._replace(
-            title=fit(table.title),
-            answer=fit(table.answer),
-            aside=fit(table.aside),
-            notes=[fit(note) for note in table.notes],
-            columns=columns(table),
-            rows=rows(table),
+            title=change(table.title),
+            answer=change(table.answer),
+            aside=change(table.aside),
+            notes=[note(text) for text in table.notes],
+            columns=[
+                column._replace(title=change(column.title), write=changing(column.write)) for column in table.columns
+            ],
+            rows=[row._replace(cells=[cell(value) for value in row.cells]) for row in table.rows],
+            target=printable(table.target),  # as it was asked for, in any encoding
         )
         for table in report.tables
     ]
-    return report._replace(tables=tables, text=fit(report.text), warnings=[fit(one) for one in report.warnings])
+    text = "\n".join(change(line) for line in report.text.split("\n"))
+    return report._replace(tables=tables, text=text, warnings=[change(one) for one in report.warnings])
 
 
 def cell_text(column: Column, value: Any) -> str:

@@ -7,13 +7,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from .. import units
+from ..characters import printable
 from ..formulas.bibliography import papers
 from ..formulas.explain import Explanation, Section
 from ..formulas.formulas import QUANTITIES, Formula, Found
 from ..formulas.symbolic import KEYS
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
-from .expression import LATEX, Style, write
+from .expression import LATEX, Style, latex_text, write
 from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
 from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
@@ -379,9 +380,9 @@ def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: Share 
 
     bibtex: with the entries of the papers among them.
     """
-    out: list[str] = [f"% {preset.display}" + ("" if share is None else f", {rank_text(share)}")]
+    out: list[str] = [_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
     for section in explanation.sections:
-        out.append("% " + ", ".join(p.path or "model" for p in section.places))
+        out.append(_comment(", ".join(p.path or "model" for p in section.places)))
         lines = []
         for formula in section.formulas:
             steps = [
@@ -394,20 +395,21 @@ def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: Share 
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
     symbols = _symbols(explanation).items()
     legend = [
-        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{_escaped(e['field'])}}}"
+        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{latex_text(e['field'])}}}"
         for n, e in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
-    out += [f"% source: {source}" for source in sources]
+    out += [_comment(f"source: {source}") for source in sources]
     if bibtex:
         found, others = papers(sources)
         out += ["", *(paper.bibtex() for paper in found)]
-        out += [f"% no paper: {name}" for name in others]
+        out += [_comment(f"no paper: {name}") for name in others]
     elif sources:
         out.append("% --bibtex adds their entries")
     return "\n".join(out) + "\n"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("_", r"\_")
+def _comment(text: str) -> str:
+    """A comment of LaTeX, which ends with its line."""
+    return f"% {printable(text)}"

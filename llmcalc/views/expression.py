@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from ..characters import printable
+
 PRODUCT_ORDER = "LVPEtBShqcaknrvdefWb"
 SUM_ORDER = "VPELthqcaknrvdefWbBS"
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
@@ -45,8 +47,21 @@ class Style:
         letter, _, subscript = name.partition("_")
         if not subscript or not self.latex:
             return name
-        escaped = subscript.replace("_", r"\_")
-        return rf"{letter}_{{\text{{{escaped}}}}}"
+        return rf"{letter}_{{\text{{{latex_text(subscript)}}}}}"
+
+
+LATEX_TEXT = {
+    **{character: rf"\{character}" for character in "_%#$&{}"},
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+}
+"""What LaTeX gives a meaning in text → the same as text."""
+
+
+def latex_text(text: str) -> str:
+    """A name as LaTeX prints it: no command in it runs."""
+    return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
 
 
 PLAIN = Style()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from ..characters import printable
 from ..verify.checks import Verdict
 
 
@@ -30,5 +31,13 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
     for name, why in skipped.items():
         suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
         ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=why)
+    return xml_text(root)
+
+
+def xml_text(root: ET.Element) -> str:
+    """The document as text, indented. XML has no control characters, not even escaped: texts are made printable."""
+    for element in root.iter():
+        element.attrib = {name: printable(value) for name, value in element.attrib.items()}
+        element.text = element.text and printable(element.text)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..record import Source
+from .document import Linked
 
 
 def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -16,8 +17,10 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
 def source_notes(sources: Sequence[Source]) -> list[str]:
     """One line a source: what it gives, where it is, when it was looked at."""
     return [
-        f"source of {s.gives}: {s.url}"
-        + (f" (checked {s.checked})" if s.checked else "")
-        + (f", revision {s.revision}" if s.revision else "")
+        Linked(
+            f"source of {s.gives}: {s.url}"
+            + (f" (checked {s.checked})" if s.checked else "")
+            + (f", revision {s.revision}" if s.revision else "")
+        )
         for s in sources
     ]

@@ -146,6 +146,15 @@ def test_an_unknown_sort_key_lists_the_known() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_heading_of_flops_has_the_length_that_they_depend_on() -> None:
+    for words, length in ((("--seq", "512"), "512"), (("--seq", "8k"), "8,192"), ((), "2,048")):
+        for form in ("table", "markdown"):
+            assert f"FLOPs/tok at {length} " in run("gpt3-175b", *words, "--format", form)
+    many = ["gpt3-175b", *["gpt2"] * 13, "--seq", "512"]
+    assert "FLOPs/tok at 512" in run(*many, COLUMNS="120")
+    assert "flops_per_token" in run("gpt3-175b", "--format", "csv").splitlines()[0].split(",")
+
+
 def test_options_act() -> None:
     (short,), (long,) = documents("llama3-8b", "--seq", "1"), documents("llama3-8b", "--seq", "8192")
     assert long["compare"]["flops_per_token"] - short["compare"]["flops_per_token"] == 32 * 4 * 4096 * 8191

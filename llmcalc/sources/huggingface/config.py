@@ -53,6 +53,12 @@ def is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def in_json(value: Any) -> str:
+    """Returns a wrong value for an error message in the words of a config.json: null, true, false."""
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else shown(value)
+
+
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number; JSON's true and false are not."""
     return is_whole(value) or isinstance(value, float)
@@ -216,7 +222,9 @@ class Config:
             raise self.wrong(
                 name,
                 value,
-                "one of " + ", ".join(map(repr, allowed)) + f" (what is counted for {self.model_type} knows no other)",
+                "one of "
+                + ", ".join(map(in_json, allowed))
+                + f" (what is counted for {self.model_type} knows no other)",
             )
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
@@ -229,7 +237,8 @@ class Config:
         """Returns an error that names the field, its value and the expected value."""
         other = self.aliases.get(name, name)
         name = self._held((name, other)) or other
-        return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
+        given = "missing" if value is None and name not in self.data else in_json(value)
+        return InputError(f"{self.where}{name}: {given}; expected {expected}")
 
     def close(self, ignored: frozenset[str], told: Config | None = None) -> None:
         """Ends the reading: fields that were never read and are not known to be irrelevant become `unknown`.

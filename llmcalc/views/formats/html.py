@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ..document import Report, Row, Table, cell_text
+from ..document import Report, Row, Table, cell_text, readable
 
 CELL = "padding:1px 10px;border:none;background:none"
 
 
 def html(report: Report) -> str:
     """All tables of a report, one after the other."""
-    return "\n".join(line for table in report.tables for line in _table(table))
+    return "\n".join(line for table in readable(report).tables for line in _table(table))
 
 
 def _table(table: Table) -> Iterator[str]:

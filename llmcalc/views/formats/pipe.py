@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from ..bars import LENGTHS, Bar
-from ..document import Report, Row, Table, cell_text
+from ..document import Report, Row, Table, cell_text, readable
 
 INDENT = "  "
 GAP = "  "
@@ -44,6 +44,7 @@ def width_of_terminal() -> int:
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: where notes are folded; by default the terminal's, or COLUMNS."""
     width = width_of_terminal() if width is None else width
+    report = readable(report)
     out.write(report.text)
     for i, table in enumerate(drawn(report.tables, width)):
         if i:

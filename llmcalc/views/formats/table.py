@@ -1,10 +1,14 @@
-"""Tables for a terminal, through rich: the same at 80 columns, without colour and in a pipe."""
+"""Tables for a terminal, through rich: the same at 80 columns, without colour and in a pipe.
+
+rich gets every text as a `Text`, never as a `str`, in which it looks for markup (`[red]`, `[link=…]`) and for names of
+emoji.
+"""
 
 from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
-from ..document import Report, Table, cell_text
+from ..document import Report, Table, cell_text, readable
 from . import pipe
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
         return
     from rich.console import Console
 
+    report = readable(report)
     out.write(report.text)
     console = Console(file=out, width=width, highlight=False)
     for i, table in enumerate(pipe.drawn(report.tables, console.width)):
@@ -83,7 +88,7 @@ def _grid(table: Table) -> RichTable:
     for i, column in enumerate(table.columns):
         widest = max(len(column.title), *(len(cells[i]) for cells in texts))
         grid.add_column(
-            column.title,
+            Text(column.title),
             justify=column.justify,
             no_wrap=not column.wrap,
             min_width=None if column.wrap else widest,
