@@ -79,6 +79,14 @@ class Graph:
         """A new tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
 
+    def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
+        """The sum over the axes along which that shape was broadcast to x's, as `at::sum_to` makes it: without those
+        in front of the shape it is a view of the sum.
+        """
+        made = self.new(shape, x.dtype)
+        made.has_base = 0 < len(shape) < len(x.shape)
+        return made
+
     def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A result of a product. name: the operation's name, by which its results may be kept."""
         if self.results is None:
@@ -269,7 +277,7 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
         if given is None:
             continue
         if given.shape != shape:  # the gradient of what was broadcast is summed
-            outs[i] = given = graph.new(shape, given.dtype)
+            outs[i] = given = graph.summed_to(shape, given)
         if given.dtype is not dtype:  # the order of axes stays
             outs[i] = graph.new(shape, dtype, elementwise(((given.shape, given.strides),), shape))
         del given
@@ -290,12 +298,15 @@ def _add(
 ) -> None:
     """Adds a further gradient to the first, in place where nothing else holds that. in_place: whether that may be.
 
-    Of one that is whole, where the first is a rank's part of it, a part is copied before.
+    Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
+    another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
+    an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
     old = held[key]
     if given.shape != old.shape:
         given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
+    alone = alone and not old.has_base
     if not (in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
@@ -309,7 +320,7 @@ def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
     if leaf.grad is None and graph.keeps_gradients:
         if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
             given = graph.new(leaf.shape, given.dtype, leaf.strides)
-        leaf.grad = given
+        leaf.grad = given.detached() if given.has_base else given
         graph.meter.kept(given.storage.block, "gradients")
     if graph.completed is not None:
         graph.completed(leaf)
