@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
+from ..algebra import Number
 from ..errors import InputError
 from .layout import Shape, Strides, elementwise, is_dense, is_one
 from .tensor import Dtype, Meter, Storage, Tensor, empty
@@ -59,6 +60,8 @@ class Graph:
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
     completed: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    on_sum: what is called with the bytes of each sum of two gradients, and with whether it is made in place; None
+        (default) for nothing.
     away: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     """
@@ -71,6 +74,7 @@ class Graph:
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
         self.completed: Callable[[Tensor], None] | None = None
+        self.on_sum: Callable[[Number, bool], None] | None = None
         self.away: Callable[[Tensor], Saved] | None = None
         self.results: Results | None = None
         self.numbers = itertools.count()
@@ -307,7 +311,10 @@ def _add(
         given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
     alone = alone and not old.has_base
-    if not (in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
+    in_place = in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)
+    if graph.on_sum is not None:
+        graph.on_sum(old.bytes, in_place)
+    if not in_place:
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
 
