@@ -42,8 +42,8 @@ class Elements(NamedTuple):
 class Around(NamedTuple):
     """Bytes that a rank holds beside its passes, and beside what each parameter takes.
 
-    stays: all the time. passes: during them. Of passes too: outside, where no layer runs, less if negative; gathers and
-    sums, when the layers have run and the head has not, or no longer; late, of a backward pass from its first gradient
+    stays: all the time. passes: during them. Of passes too: outside, where no layer runs, less if negative; root, where
+    no module runs in the backward pass, less if negative; gathers and sums, when the layers have run and the head has not, or no longer; late, of a backward pass from its first gradient
     on; again, of all but those of the first micro-batch; layer, of a layer's backward pass; before, of it too, left by
     the layer that ran before; last, of the last layer's too, left by the head.
     begin: when a forward pass begins. after: when a backward pass has ended. end: after the last one of a step, when
@@ -53,6 +53,7 @@ class Around(NamedTuple):
     stays: int = 0
     passes: int = 0
     outside: int = 0
+    root: int = 0
     gathers: int = 0
     sums: int = 0
     begin: int = 0
@@ -229,9 +230,13 @@ def _of_deepspeed(step: Step, width: int, layout: Layout, own: Sequence[Elements
         at_once = min(1, settings.sub_group_size / max(1, part))
         live = width * min(settings.stage3_max_live_parameters, whole)
         taken = max(taken, (step.copied + step.kept) * part)  # gradients are put side by side, and copied, before it
-        return Around(stays=buffer, passes=live, step=round(at_once * taken))
+        released = width * max(0, whole - sum(one.root for one in own))  # the layers' parameters, when they have run
+        return Around(stays=buffer, passes=live, root=-min(live, released), step=round(at_once * taken))
     tensors = max(part, *(one.largest for one in own))  # whole ones, of which a rank may step with a part
     if layout.zero == 2:
-        summed = width * (min(most, whole) + tensors - part)
-        return Around(late=buffer, after=buffer, end=buffer + summed, step=taken - step.kept * part)
+        more = width * (tensors - part)
+        end = buffer + width * min(most, whole) + more
+        return Around(
+            late=buffer + more, again=more, after=buffer + more, end=end, step=taken - step.kept * part
+        )
     return Around(late=buffer, again=buffer, after=buffer, end=buffer + width * tensors, step=taken - step.kept * whole)

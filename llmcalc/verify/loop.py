@@ -153,17 +153,27 @@ class TrainingLoop:
 
     def micro_batch(self, seen: Seen) -> None:
         """Runs the passes of one micro-batch. seen: is told of `forward` and `backward`."""
-        how = self.how
-        self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
-        source = how.seq if how.source is None else how.source
-        self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
-        with variants.running(how.choices):
-            with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
-                loss = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
+        self.read()
+        with variants.running(self.how.choices):
+            loss = self.loss()
             seen("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
         seen("backward", None)
+
+    def read(self) -> None:
+        """Makes the tokens of a micro-batch."""
+        how = self.how
+        self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
+        source = how.seq if how.source is None else how.source
+        self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
+
+    def loss(self) -> Tensor:
+        """The loss of the tokens that have been made last."""
+        how = self.how
+        with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
+            loss: Tensor = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
+        return loss
 
     def _update(self) -> None:
         if self.how.master:
