@@ -242,7 +242,7 @@ class Walk:
         again = around.again if micro_batches > 1 else 0
 
         def early(one: Passes) -> int:
-            return max(one.upwards, one.loss + around.outside, one.between + around.gathers)
+            return max(one.upwards, one.loss + around.loss, one.between + around.gathers)
 
         def head(one: Passes) -> int:
             at_root = one.root + around.outside + around.root

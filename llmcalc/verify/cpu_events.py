@@ -108,9 +108,7 @@ class CpuEvents:
 
     def allocated(self, phase: str) -> list[int]:
         """The bytes of every block that a replay counts and the pass allocates, in order of size."""
-        return sorted(
-            block.size for sign, block, when in self.moments if sign > 0 and when == phase and block.counted
-        )
+        return sorted(block.size for sign, block, when in self.moments if sign > 0 and when == phase and block.counted)
 
     def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
         """The bytes of both passes. counts: whether a block counts, by default those that a replay counts."""

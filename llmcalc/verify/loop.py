@@ -68,7 +68,7 @@ def built(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = fr
     return module
 
 
-class without_initial_values(TorchFunctionMode):  # noqa: N801  # it is used as a function
+class without_initial_values(TorchFunctionMode):  # it is used as a function
     """Leaves what modules would initialise as it is allocated: no number of bytes depends on it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

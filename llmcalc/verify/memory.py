@@ -1,8 +1,8 @@
 """Compares the replay of a run's memory with torch, which runs the reference: every phase's bytes, to the byte.
 
 On meta and on the CPU, a dispatch mode follows every storage that torch makes (`storages.Alive`). Under it autograd
-adds no gradient in place, so the passes of a micro-batch are compared once more without it, with the events of the CPU's
-profiler (`cpu_events`). What torch's allocator and a GPU's libraries add is compared on a GPU (`gpu`).
+adds no gradient in place, so the passes of a micro-batch are compared once more without it, with the events of the
+profiler on the CPU (`cpu_events`). What torch's allocator and a GPU's libraries add is compared on a GPU (`gpu`).
 
 This module imports torch, so import it only in functions that run torch.
 """

@@ -11,11 +11,11 @@ import pytest
 
 from llmcalc.kernels.choices import Choices
 from llmcalc.model import ModelSpec
+from llmcalc.verify.cpu_events import NUMBER
 from tests.builders import family_shapes, spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
 from tests.kernels.models import without_values
-from llmcalc.verify.cpu_events import NUMBER
 from tests.kernels.profiler import seen
 
 SCRATCH = {
