@@ -42,17 +42,29 @@ class Elements(NamedTuple):
 class Around(NamedTuple):
     """Bytes that a rank holds beside its passes, and beside what each parameter takes.
 
-    stays: all the time. passes: during them. Of passes too: outside, where no layer runs, less if negative; gathers and
-    sums, when the layers have run and the head has not, or no longer; late, of a backward pass from its first gradient
-    on; again, of all but those of the first micro-batch; layer, of a layer's backward pass; before, of it too, left by
-    the layer that ran before; last, of the last layer's too, left by the head.
-    begin: when a forward pass begins. after: when a backward pass has ended. end: after the last one of a step, when
-    gradients are divided. step: for a moment in the optimizer's step.
+    stays: all the time.
+    passes: during both passes. Where it is less at a moment, that moment's field is negative.
+    loss: around the loss.
+    outside: in the backward pass, where no layer runs.
+    root: of `outside`, where no module runs.
+    gathers: between the layers' forward pass and that of the head.
+    sums: between the head's backward pass and that of the layers.
+    begin: when a forward pass begins.
+    late: in a backward pass, from its first gradient on.
+    again: in all passes but those of the first micro-batch.
+    layer: in a layer's backward pass.
+    before: in a layer's backward pass, left by the layer that ran before it.
+    last: in the last layer's backward pass, left by the head.
+    after: when a backward pass has ended.
+    end: after the last backward pass of a step, when gradients are divided.
+    step: for a moment in the optimizer's step.
     """
 
     stays: int = 0
     passes: int = 0
+    loss: int = 0
     outside: int = 0
+    root: int = 0
     gathers: int = 0
     sums: int = 0
     begin: int = 0
@@ -74,17 +86,19 @@ def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
     return Around()
 
 
-def around_of(framework: Framework, how: Training, trained: float = 1, splits: bool = False) -> Arounds:
+def around_of(
+    framework: Framework, how: Training, trained: float = 1, splits: bool = False, keeps_last: bool = True
+) -> Arounds:
     """What a framework holds. FSDP2's shards are their own master weights.
 
     how: what its modules compute in. trained: the share of the parameters that is trained, all by default.
-    splits: as of `Fsdp`, for FSDP2.
+    splits, keeps_last: as of `Fsdp`, for FSDP2.
     """
     width = DTYPES[how.dtype].bytes
     if framework == "fsdp2":
         shards = FLOAT32.name if how.master else how.dtype
         step = step_of(replace(how, dtype=shards, master=False))
-        return partial(_of_fsdp2, step, width, DTYPES[shards].bytes, trained, splits)
+        return partial(_of_fsdp2, step, width, DTYPES[shards].bytes, trained, splits, keeps_last)
     if framework == "deepspeed":
         return partial(_of_deepspeed, step_of(how, flat=True), width)
     return partial(_of_torch, step_of(how), width * trained)
@@ -168,12 +182,20 @@ def _of_torch(step: Step, each: float, layout: Layout, own: Sequence[Elements]) 
 
 
 def _of_fsdp2(
-    step: Step, width: int, shard: int, trained: float, splits: bool, layout: Layout, own: Sequence[Elements]
+    step: Step,
+    width: int,
+    shard: int,
+    trained: float,
+    splits: bool,
+    keeps_last: bool,
+    layout: Layout,
+    own: Sequence[Elements],
 ) -> Around:
-    """shard: bytes of an element that is kept. trained, splits: as of `around_of`.
+    """shard: bytes of an element that is kept. trained, splits, keeps_last: as of `around_of`.
 
     A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole, or embedding
-    and head, of one size, are gathered by themselves. Only the last layer is whole while none runs. A layer's
+    and head, of one size, are gathered by themselves. The last layer may stay whole after its forward pass; if not, it
+    is gathered again when the head's backward pass begins. A layer's
     gradients are whole until its backward pass ends, and what is summed, in fp32, until the next one's does. In a
     pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
     next forward pass.
@@ -193,8 +215,9 @@ def _of_fsdp2(
         sums, head = trained * (width + wide) * alone, trained * wide * alone if splits else 0
         return Around(
             passes=passes,
+            loss=width * (layer * keeps_last + alone) - passes,
             outside=width * (layer + alone) - passes,
-            gathers=max(width * layer, 2 * width * (layer + alone) - passes if splits else 0),
+            gathers=max(width * layer, width * (layer * (1 + keeps_last) + 2 * alone) - passes if splits else 0),
             sums=round(sums + head / layout.shards) + width * layer - passes if splits else 0,
             begin=2 * width * (alone if splits else root + layer),
             layer=grown,
@@ -229,9 +252,11 @@ def _of_deepspeed(step: Step, width: int, layout: Layout, own: Sequence[Elements
         at_once = min(1, settings.sub_group_size / max(1, part))
         live = width * min(settings.stage3_max_live_parameters, whole)
         taken = max(taken, (step.copied + step.kept) * part)  # gradients are put side by side, and copied, before it
-        return Around(stays=buffer, passes=live, step=round(at_once * taken))
+        released = width * max(0, whole - sum(one.root for one in own))  # the layers' parameters, when they have run
+        return Around(stays=buffer, passes=live, root=-min(live, released), step=round(at_once * taken))
     tensors = max(part, *(one.largest for one in own))  # whole ones, of which a rank may step with a part
     if layout.zero == 2:
-        summed = width * (min(most, whole) + tensors - part)
-        return Around(late=buffer, after=buffer, end=buffer + summed, step=taken - step.kept * part)
+        more = width * (tensors - part)
+        end = buffer + width * min(most, whole) + more
+        return Around(late=buffer + more, again=more, after=buffer + more, end=end, step=taken - step.kept * part)
     return Around(late=buffer, again=buffer, after=buffer, end=buffer + width * tensors, step=taken - step.kept * whole)

@@ -99,7 +99,7 @@ class Passes(NamedTuple):
     @property
     def late(self) -> int:
         """The most from then on."""
-        return max(self.layer, self.head)
+        return max(self.layer, self.head, self.root)
 
     @property
     def upwards(self) -> int:
@@ -119,9 +119,14 @@ class Passes(NamedTuple):
 
     @property
     def head(self) -> int:
-        """The most of the backward pass outside of layers, but for the loss."""
+        """The most of the backward pass in the modules around the layers, but for the loss."""
         items = self.backward.by_path.items()
-        return max((bytes for path, bytes in items if path != "loss" and not in_layers(path)), default=0)
+        return max((bytes for path, bytes in items if path not in ("", "loss") and not in_layers(path)), default=0)
+
+    @property
+    def root(self) -> int:
+        """The most of the backward pass outside of modules, where the embedding gets its gradient."""
+        return self.backward.by_path.get("", 0)
 
     @property
     def layer(self) -> int:
@@ -254,10 +259,11 @@ class Walk:
         again = around.again if micro_batches > 1 else 0
 
         def early(one: Passes) -> int:
-            return max(one.upwards, one.loss + around.outside, one.between + around.gathers)
+            return max(one.upwards, one.loss + around.loss, one.between + around.gathers)
 
         def head(one: Passes) -> int:
-            return max(one.head + around.outside, one.between + around.sums) + around.late
+            at_root = one.root + around.outside + around.root
+            return max(one.head + around.outside, at_root, one.between + around.sums) + around.late
 
         def layer(one: Passes, stage: Stage) -> int:
             left = max(0, around.before - one.saved // max(1, len(stage.layers)))  # when its own tensors are gone

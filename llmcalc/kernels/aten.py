@@ -43,7 +43,7 @@ class Aten:
     # --- views -------------------------------------------------------------------------------------------------------
 
     def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, back: Backward) -> Tensor:
-        made, graph = Tensor(shape, x.dtype, x.storage, strides), self.graph
+        made, graph = x.view(shape, strides), self.graph
         if graph.enabled and (x.node is not None or x.leaf):
             made.node = Node(graph, name, (x,), back)
         return made
@@ -52,12 +52,22 @@ class Aten:
         """A view of another shape; a copy where the strides allow no view."""
         if x.shape == shape:
             return x
-        strides = layout.viewed(x.shape, x.strides, shape)
-        if strides is None:
-            x = self.clone(x)
-            strides = contiguous(shape)
-        before = x.shape
-        return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, before),))
+        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        if strides is not None:
+            return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, before),))
+        made = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, before),))
+        made.has_base = False  # `_unsafe_view`
+        return made
+
+    def renamed(self, x: Tensor, shape: Shape) -> Tensor:
+        """The tensor under another shape, which it has in torch from the beginning: no operation, and no view."""
+        if x.shape == shape:
+            return x
+        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        assert strides is not None, (x.shape, x.strides, shape)
+        made = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, before),))
+        made.has_base = x.has_base
+        return made
 
     def flatten(self, x: Tensor, first: int = 0, last: int = -1) -> Tensor:
         """Joins the axes `first` to `last`."""
@@ -99,7 +109,7 @@ class Aten:
             0 if is_one(own) and not is_one(wide) else stride
             for own, wide, stride in zip(x.shape, shape[extra:], x.strides, strict=True)
         )
-        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.new(before, g.dtype),))
+        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(before, g),))
 
     def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """A part of an axis. Its gradient is that of the whole, with zeros."""
@@ -119,7 +129,7 @@ class Aten:
         """Parts of an axis: views with one node, whose backward joins their gradients."""
         axis = axis % len(x.shape)
         before, dtype = x.shape, x.dtype
-        parts = [Tensor((*before[:axis], size, *before[axis + 1 :]), dtype, x.storage, x.strides) for size in sizes]
+        parts = [x.view((*before[:axis], size, *before[axis + 1 :]), x.strides) for size in sizes]
         shapes = [part.shape for part in parts]
 
         def joined(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
@@ -135,7 +145,7 @@ class Aten:
         """Every index of an axis: views with one node, whose backward stacks their gradients."""
         axis, before, dtype = axis % len(x.shape), x.shape, x.dtype
         shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        parts = [Tensor(shape, dtype, x.storage, strides) for _ in range(before[axis])]
+        parts = [x.view(shape, strides) for _ in range(before[axis])]
 
         def stacked(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
             missing = [self.graph.new((), dtype) for g in came if g is None]
@@ -185,9 +195,7 @@ class Aten:
             dtype = promoted(dtype, x.dtype)
         shapes = [x.shape for x in xs]
         made = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(
-            self.graph, "cat", xs, made, lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes]
-        )
+        return record(self.graph, "cat", xs, made, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Joins tensors along a new axis; their gradients are views of one."""

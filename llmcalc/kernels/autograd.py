@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
+from ..algebra import Number
 from ..errors import InputError
 from .layout import Shape, Strides, elementwise, is_dense, is_one
 from .tensor import Dtype, Meter, Storage, Tensor, empty
@@ -59,6 +60,8 @@ class Graph:
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
     completed: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    on_sum: what is called with the bytes of each sum of two gradients, and with whether it is made in place; None
+        (default) for nothing.
     away: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     """
@@ -71,6 +74,7 @@ class Graph:
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
         self.completed: Callable[[Tensor], None] | None = None
+        self.on_sum: Callable[[Number, bool], None] | None = None
         self.away: Callable[[Tensor], Saved] | None = None
         self.results: Results | None = None
         self.numbers = itertools.count()
@@ -78,6 +82,14 @@ class Graph:
     def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A new tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
+
+    def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
+        """The sum over the axes along which that shape was broadcast to x's, as `at::sum_to` makes it: without those
+        in front of the shape it is a view of the sum.
+        """
+        made = self.new(shape, x.dtype)
+        made.has_base = 0 < len(shape) < len(x.shape)
+        return made
 
     def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A result of a product. name: the operation's name, by which its results may be kept."""
@@ -269,7 +281,7 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
         if given is None:
             continue
         if given.shape != shape:  # the gradient of what was broadcast is summed
-            outs[i] = given = graph.new(shape, given.dtype)
+            outs[i] = given = graph.summed_to(shape, given)
         if given.dtype is not dtype:  # the order of axes stays
             outs[i] = graph.new(shape, dtype, elementwise(((given.shape, given.strides),), shape))
         del given
@@ -290,13 +302,19 @@ def _add(
 ) -> None:
     """Adds a further gradient to the first, in place where nothing else holds that. in_place: whether that may be.
 
-    Of one that is whole, where the first is a rank's part of it, a part is copied before.
+    Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
+    another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
+    an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
     old = held[key]
     if given.shape != old.shape:
         given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
-    if not (in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
+    alone = alone and not old.has_base
+    in_place = in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)
+    if graph.on_sum is not None:
+        graph.on_sum(old.bytes, in_place)
+    if not in_place:
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
 
@@ -309,7 +327,7 @@ def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
     if leaf.grad is None and graph.keeps_gradients:
         if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
             given = graph.new(leaf.shape, given.dtype, leaf.strides)
-        leaf.grad = given
+        leaf.grad = given.detached() if given.has_base else given
         graph.meter.kept(given.storage.block, "gradients")
     if graph.completed is not None:
         graph.completed(leaf)

@@ -131,16 +131,18 @@ class Tensor:
 
     node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
     leaf: whether it is trained: its gradient stays in `grad`.
+    has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
+        beside it, also where gradients are not recorded.
     """
 
-    __slots__ = ("__weakref__", "dtype", "grad", "leaf", "node", "output", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "dtype", "grad", "has_base", "leaf", "node", "output", "shape", "storage", "strides")
 
     def __init__(
         self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
     ) -> None:
         self.shape, self.dtype, self.storage = shape, dtype, storage
         self.strides: Strides = contiguous(shape) if strides is None else strides
-        self.leaf, self.output = leaf, 0
+        self.leaf, self.output, self.has_base = leaf, 0, False
         self.node: Node | None = None
         self.grad: Tensor | None = None
 
@@ -169,6 +171,12 @@ class Tensor:
     def detached(self) -> Tensor:
         """The same storage, without its history."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
+
+    def view(self, shape: Shape, strides: Strides) -> Tensor:
+        """A view of another shape, without history."""
+        made = Tensor(shape, self.dtype, self.storage, strides)
+        made.has_base = True
+        return made
 
     def __repr__(self) -> str:
         return f"Tensor({list(self.shape)}, {self.dtype})"

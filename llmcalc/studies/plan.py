@@ -232,11 +232,11 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     how = one.settings.training(one.states, include)
     beside = one.runtime.context + THREADS * one.runtime.workspace
     trained = one.states.trained / one.states.count.total
-    ran, splits = cast(how) if framework == "deepspeed" else how, False
+    ran, splits, keeps_last = cast(how) if framework == "deepspeed" else how, False, True
     if framework == "fsdp2":
         ran, calls = called(one.spec, how)
-        splits = calls.splits
-    around, frees = around_of(framework, how, trained, splits), not how.keeps_gradients
+        splits, keeps_last = calls.splits, calls.keeps_last
+    around, frees = around_of(framework, how, trained, splits, keeps_last), not how.keeps_gradients
     return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees, framework == "fsdp2")
 
 

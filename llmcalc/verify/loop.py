@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import torch
 import torch._dynamo  # a first optimizer step imports it, and would count what it allocates
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..device.inference import Inference
 from ..device.optimizers import Implementation, implementations
@@ -65,6 +66,15 @@ def built(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = fr
         if hasattr(module, name):
             delattr(module, name)
     return module
+
+
+class without_initial_values(TorchFunctionMode):  # it is used as a function
+    """Leaves what modules would initialise as it is allocated: no number of bytes depends on it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
@@ -136,20 +146,34 @@ class TrainingLoop:
 
     def step(self, seen: Seen) -> None:
         """Runs one step. seen: is told of `forward` and `backward` of every micro-batch, and of `step`."""
-        how = self.how
-        for _ in range(how.microbatches):
-            self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
-            source = how.seq if how.source is None else how.source
-            self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
-            with variants.running(how.choices):
-                with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
-                    loss = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
-                seen("forward", loss)
-                loss.backward(torch.ones_like(loss))
-            del loss
-            seen("backward", None)
+        for _ in range(self.how.microbatches):
+            self.micro_batch(seen)
         self._update()
         seen("step", None)
+
+    def micro_batch(self, seen: Seen) -> None:
+        """Runs the passes of one micro-batch. seen: is told of `forward` and `backward`."""
+        self.read()
+        with variants.running(self.how.choices):
+            loss = self.loss()
+            seen("forward", loss)
+            loss.backward(torch.ones_like(loss))
+        del loss
+        seen("backward", None)
+
+    def read(self) -> None:
+        """Makes the tokens of a micro-batch."""
+        how = self.how
+        self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
+        source = how.seq if how.source is None else how.source
+        self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
+
+    def loss(self) -> Tensor:
+        """The loss of the tokens that have been made last."""
+        how = self.how
+        with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
+            loss: Tensor = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
+        return loss
 
     def _update(self) -> None:
         if self.how.master:

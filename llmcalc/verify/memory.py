@@ -1,7 +1,8 @@
 """Compares the replay of a run's memory with torch, which runs the reference: every phase's bytes, to the byte.
 
-On meta and on the CPU, a dispatch mode follows every storage that torch makes (`storages.Alive`). What torch's
-allocator and a GPU's libraries add to them is compared on a GPU (`gpu`).
+On meta and on the CPU, a dispatch mode follows every storage that torch makes (`storages.Alive`). Under it autograd
+adds no gradient in place, so the passes of a micro-batch are compared once more without it, with the events of the
+profiler on the CPU (`cpu_events`). What torch's allocator and a GPU's libraries add is compared on a GPU (`gpu`).
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from ..algebra import Number
 from ..device.inference import Inference, replay_inference
 from ..device.memory import memory
 from ..device.settings import Settings, stored_otherwise
@@ -27,14 +31,30 @@ from ..model import ModelSpec
 from ..ops.attention import AttentionCore
 from ..ops.recurrent import State
 from ..run.recompute import NONE
+from . import variants
 from .checks import MEMORY, Check, Verdict
-from .loop import Passes, TrainingLoop, cache_shapes
+from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, read_events
+from .loop import Passes, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
 from .shapes import Remembered
 from .storages import Alive, saved_bytes
 
 STEPS = 2
 """Training steps that are run: in the second one the optimizer's states exist from the beginning."""
+
+
+EVENT_TOKENS = 8
+"""The most tokens of a sequence in the passes whose events are read on the CPU."""
+
+EVENTS = "cpu_events_"
+"""How the names of quantities begin that the CPU's events show."""
+
+WEIGHTS = "weights_bytes"
+
+SUMS = "sums of gradients"
+
+SMALL_VOCABULARY = 1024
+"""The vocabulary of a model whose own one has too many bytes for the CPU."""
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -89,7 +109,40 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         found.checks += [
             Check("", MEMORY + name, bytes, theirs[name], f"torch on {device}") for name, bytes in ours.items()
         ]
+        if one.phase == "training":
+            _compare_with_events(spec, one, found)
     return found
+
+
+def _compare_with_events(spec: ModelSpec, settings: Settings, found: Compared) -> None:
+    """Compares the passes of a micro-batch of few tokens with the CPU profiler's events; or says why not.
+
+    If the whole vocabulary has too many bytes for the CPU, the model gets a small one: what is added in place does not
+    depend on it.
+    """
+    few = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
+    why = not_shown(spec, few, "cpu")
+    if why:
+        found.left_out[SUMS] = why
+        return
+    how, smaller = program(spec, few), spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
+    assert isinstance(how, Training)
+    how = replace(how, master=False)  # the passes read no master weights
+    for model in (spec, smaller):
+        ours = replayed_passes(model, how)
+        size = ours[f"{EVENTS}backward_peak_bytes"] + ours.pop(WEIGHTS)
+        if size <= LARGEST_REAL:
+            break
+    else:
+        found.left_out[SUMS] = (
+            f"the CPU alone shows where gradients are added in place, and {size:,} bytes are too many for it; expected "
+            "fewer layers (--set num_hidden_layers=1)"
+        )
+        return
+    theirs = measured_passes(model, how)
+    vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
+    found.runs.append(f"{SUMS} on the CPU on {how.batch} × {how.seq:,} tokens{vocabulary}")
+    found.checks += [Check("", MEMORY + name, bytes, theirs[name], "CPU events") for name, bytes in ours.items()]
 
 
 def closed_form(spec: ModelSpec, settings: Settings) -> dict[str, int]:
@@ -270,11 +323,53 @@ def replayed_steps(spec: ModelSpec, how: Training, number: int = STEPS) -> Steps
     return Steps(set_up, steps[0], steps[-1])
 
 
+def replayed_passes(spec: ModelSpec, how: Training) -> dict[str, int]:
+    """Quantity → bytes of a micro-batch's passes beside weights, as torch runs them without a dispatch mode."""
+    meter, sums = Meter(), GradientSums()
+    run = TrainingRun(spec, how, meter=meter)
+
+    def add(size: Number, in_place: bool) -> None:
+        nonlocal sums
+        sums = sums.with_sum(size, in_place)
+
+    run.set_up()
+    weights = meter.by_kind["weights"]
+    run.next_batch()
+    run.graph.on_sum = add
+    before = meter.now - sum(one.storage.bytes for one in _inputs(run))
+    meter.peaks = {}
+    run.next_batch()
+    loss = run.forward()
+    live = meter.now - before
+    run.backward(loss)
+    most = {
+        phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - before
+        for phase in ("forward", "backward")
+    }
+    return _named(PassBytes(live, **most), sums) | {WEIGHTS: weights}
+
+
+def _inputs(run: TrainingRun) -> list[Any]:
+    """The tensors of a batch, each storage once."""
+    given = {id(one.storage): one for one in (*run.lowering.given.values(), run.labels) if one is not None}
+    return list(given.values())
+
+
+def _named(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
+    return {
+        f"{EVENTS}live_bytes": passes.live,
+        f"{EVENTS}forward_peak_bytes": passes.forward,
+        f"{EVENTS}backward_peak_bytes": passes.backward,
+        f"{EVENTS}sums_in_place_bytes": sums.in_place,
+        f"{EVENTS}sums_out_of_place_bytes": sums.out_of_place,
+    }
+
+
 def _saved(run: TrainingRun, loss: Any) -> int | None:
     """The bytes that the graph behind a loss keeps, beside weights and inputs."""
     if run.how.recompute is not NONE:
         return None
-    given = {id(one.storage) for one in (*run.lowering.given.values(), run.labels) if one is not None}
+    given = {id(one.storage) for one in _inputs(run)}
     kept = [one for one in saved_storages(loss) if one.block.kind != "weights" and id(one) not in given]
     total: int = sum(one.bytes for one in kept)
     return total
@@ -331,6 +426,26 @@ def measured_steps(spec: ModelSpec, how: Training, device: str, number: int = ST
             loop.step(seen)
             steps.append(Step(**most, after=mode.now, **held))
     return Steps(set_up, steps[0], steps[-1])
+
+
+def measured_passes(spec: ModelSpec, how: Training) -> dict[str, int]:
+    """Quantity → bytes of a micro-batch's passes on the CPU, from the profiler's events."""
+    with without_initial_values():
+        loop = TrainingLoop(spec, how, "cpu")
+    loop.read()
+    with torch.no_grad(), variants.running(how.choices):
+        loop.loss()  # what is made once is made here
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run, ExitStack() as now:
+        now.enter_context(record_function(FORWARD))
+
+        def seen(phase: str, loss: Tensor | None) -> None:
+            now.close()
+            if phase == "forward":
+                now.enter_context(record_function(BACKWARD))
+
+        loop.micro_batch(seen)
+    events = read_events(run)
+    return _named(events.passes(), events.sums)
 
 
 def measured_pass(spec: ModelSpec, how: Inference, device: str) -> Passed:

@@ -240,11 +240,11 @@ def test_a_whole_model_on_many_ranks() -> None:
     assert theirs.bytes[Seen(1, 0, "backward")] > 25e9
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_embedding_and_head_as_groups_of_their_own(microbatches: int) -> None:
+@pytest.mark.parametrize(("microbatches", "keeps_last"), [(1, True), (1, False), (2, True), (2, False)])
+def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
     spec, how = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
-    fsdp, layout = Fsdp(splits=True), Layout(dp=5, zero=3)
+    fsdp, layout = Fsdp(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
     ours, theirs = (run(spec, how, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
     one_group = replayed(spec, how, layout, 1)
@@ -462,10 +462,22 @@ def test_master_weights_are_the_shards() -> None:
     spec, how = family("llama3-8b"), Training(batch=1, seq=9, master=True)
     before, since = (called(spec, how, day) for day in (SPLIT - timedelta(1), SPLIT))
     assert before == (replace(how, master=False), Fsdp(copies_gathered=True))
-    assert since == (replace(how, master=False), Fsdp(splits=True, copies_gathered=True))
-    assert called(spec, how) == (replace(how, master=False), Fsdp(splits=True))
-    assert called(spec, replace(how, master=False))[1] == Fsdp(dtype="bfloat16", splits=True)
-    assert called(family("gpt2"), how)[1] == TITAN  # its head is the embedding
+    assert since == (replace(how, master=False), replace(SINCE, copies_gathered=True))
+    assert called(spec, how) == (replace(how, master=False), SINCE)
+    assert called(spec, replace(how, master=False))[1] == replace(SINCE, dtype="bfloat16")
+    assert called(family("gpt2"), how)[1] == Fsdp(keeps_last=False)  # its head is the embedding
+
+
+def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
+    """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
+    spec, how, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
+    how, fsdp = called(spec, how)
+    theirs = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
+    before = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
+    module: Any = spec.reference()
+    layer = 2 * sum(-(-len(weight) // 5) * 5 * weight[0].numel() for weight in module.layers[0].parameters())
+    assert differences(replayed(spec, how, layout, 1, fsdp), theirs) == {}
+    assert before.bytes[Seen(2, 0, "live")] - theirs.bytes[Seen(2, 0, "live")] == layer
 
 
 def test_ranks_of_a_cluster() -> None:
@@ -486,6 +498,9 @@ def test_ranks_of_a_cluster() -> None:
         Traffic("dp", 7, "reduce_scatter", 7 * 4 * LAYER, 3),
     ]
 
+
+SINCE = Fsdp(splits=True, keeps_last=False)
+"""As torchtitan calls it since 2025-07-28."""
 
 LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 """Elements of a layer's largest part of 7: rows of q (24), k and v (12), o (24), gate and up (40), down (24), norms."""

@@ -11,11 +11,12 @@ import pytest
 
 from llmcalc.kernels.choices import Choices
 from llmcalc.model import ModelSpec
+from llmcalc.verify.cpu_events import NUMBER
 from tests.builders import family_shapes, spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
 from tests.kernels.models import without_values
-from tests.kernels.profiler import NUMBER, seen
+from tests.kernels.profiler import seen
 
 SCRATCH = {
     "_safe_softmax": "which scores are minus infinity, and in which rows all are",
@@ -96,7 +97,7 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
     cpu = seen(spec(name), choices)
     all_of_it = cpu.passes(lambda block: True)
     assert all_of_it[0] == ours.live + NUMBER * cpu.saved_numbers  # `mul` saves a Python number as a tensor
-    assert cpu.passes(lambda block: not block.scratch and not block.number) == held
+    assert cpu.passes(lambda block: block.counted) == held
     scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch.items() if size > NUMBER}
     assert scratch == CASES[name, attention]
     if not scratch:  # the numbers that are saved are beside the peaks, and at most one more with a copy in float32
@@ -111,5 +112,5 @@ def test_every_kernel_with_scratch_is_met() -> None:
 
 def test_a_pass_that_holds_more_is_seen() -> None:
     """The same model, one token longer."""
-    longer = seen(spec("Attention-0"), seq=8).passes(lambda block: not block.scratch and not block.number)
-    assert longer > seen(spec("Attention-0")).passes(lambda block: not block.scratch and not block.number)
+    longer = seen(spec("Attention-0"), seq=8).passes(lambda block: block.counted)
+    assert longer > seen(spec("Attention-0")).passes(lambda block: block.counted)

@@ -193,9 +193,9 @@ def test_the_command_adds_checks_of_memory(run: Any) -> None:
     assert code == 0, err
     document = json.loads(out)
     found = [check for check in document["checks"] if check["quantity"].startswith(MEMORY)]
-    assert {check["witness"] for check in found} == {"torch on meta"}
+    assert {check["witness"] for check in found} == {"torch on meta", "CPU events"}
     assert all(check["ok"] and check["node"] == "" for check in found)
-    assert len(document["memory"]["runs"]) == 3
+    assert len(document["memory"]["runs"]) == 4
     assert document["memory"]["left_out"] == {}
 
 

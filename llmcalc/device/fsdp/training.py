@@ -33,8 +33,8 @@ class Fsdp:
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduced: number format in which gradients are summed over ranks.
-    keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan; its backward
-        pass comes at once.
+    keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan before
+        2025-07-28; its backward pass comes at once.
     reduces_each: whether the gradients of every micro-batch are summed over ranks, as in torchtitan, or those of the
         last one alone, which then has the sum of all (`set_requires_gradient_sync`).
     splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
@@ -70,7 +70,9 @@ TITAN = Fsdp()
 """As torchtitan called it before 2025-07-28."""
 
 SPLIT = date(2025, 7, 28)
-"""Since when torchtitan has groups of their own for embedding and head (83e694105)."""
+"""Since when torchtitan has groups of their own for embedding and head, and frees every layer after its forward pass,
+the last one too (83e694105).
+"""
 
 OLD = date(2024, 12, 26)
 """The date of a job of 2024 where none is given (9dec370)."""
@@ -124,6 +126,7 @@ def called(
     return alone, Fsdp(
         dtype,
         reduced,
+        keeps_last=not newer,
         reduces_each=own.reduces_each,
         splits=splits,
         float8=own.float8,

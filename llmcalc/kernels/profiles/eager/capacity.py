@@ -31,7 +31,7 @@ class CapacityKernels(ExpertKernels):
             super().do_dispatch(step)
             return
         t, named, experts = self.t, self.frames[-1].named, step.how["experts"].size
-        weights, chosen = (self.by_row(named[name]) for name in ("weights", "chosen"))
+        weights, chosen = (t.flatten(named[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen.shape
         zeros = t.new((tokens, experts), weights.dtype)
         by_expert = t.scatter(zeros, chosen, weights)
@@ -40,7 +40,7 @@ class CapacityKernels(ExpertKernels):
         del by_expert
         named["weight"], named["token"] = t.transpose(kept, 0, 1), t.flatten(t.transpose(best, 0, 1))
         del kept, best
-        rows = t.index_select(self.by_row(self.get(x)), named["token"])
+        rows = t.index_select(t.flatten(self.get(x), 0, -2), named["token"])
         self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
 
     @compared(BY_TORCH)

@@ -12,6 +12,7 @@ from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
+from ...layout import count
 from ...lowering import CARRIED, Lowering
 from ...tensor import FLOAT32, INT32, INT64, Tensor
 
@@ -23,9 +24,10 @@ class ExpertKernels(Lowering):
     """Experts, as the reference computes them with `grouped_experts`."""
 
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
-        """[batch, rows, …] → [batch · rows, elements]. axes: the axes of one row."""
-        x = self.t.flatten(x, 0, len(x.shape) - axes - 1)
-        return x if axes == 1 else self.t.flatten(x, 1)
+        """[batch, rows, …] → [batch · rows, elements], which rows of experts are already. axes: the axes of one row."""
+        if axes > 1:
+            return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axes - 1), 1)
+        return self.t.renamed(x, (count(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class ExpertKernels(Lowering):
         named = self.frames[-1].named
         named["expert"], named["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
         named["token"] = self.t.like(named["order"])
-        self.set(out, self.t.index_select(self.by_row(self.get(x)), named["token"]))
+        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), named["token"]))
 
     def sent(self, name: str) -> Tensor:
         """Of each row in the order of the experts: its `expert`, its `token`, or its place in the `order` of tokens."""
