@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -201,10 +202,8 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends git, if it still runs, and what it started."""
     if os.name == "posix":
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     else:
         process.kill()
 
