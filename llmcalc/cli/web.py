@@ -22,6 +22,14 @@ TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "applicat
 """Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
 
 
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; font-src 'self'; "
+    "connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
+)
+"""The Content-Security-Policy of the page: its own files, WebAssembly for Pyodide, and configs from huggingface.co. The
+page's `index.html` states it for any server; here it is a header as well, which the page's workers obey too.
+"""
+
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 """Names of this machine in a request's Host header. Another name is that of a site whose address was changed to this
 machine's while a browser shows it (DNS rebinding), so that the site could read what is served here.
@@ -59,6 +67,7 @@ class Handler(SimpleHTTPRequestHandler):
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
+        self.send_header("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
