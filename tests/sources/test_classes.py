@@ -44,14 +44,23 @@ def classes_of(kind: str) -> list[str]:
     )
 
 
+def bases_of(names: list[str]) -> list[str]:
+    """Returns the attribute that holds the model without a head in these classes, without the usual `model`."""
+    import transformers
+
+    found = {getattr(getattr(transformers, name, None), "base_model_prefix", "") for name in names}
+    return sorted(found - {"model", ""})
+
+
 def written() -> str:
     """Returns the file's text: one line per model type with a class."""
     import transformers
 
     found = {kind: classes_of(kind) for kind in model_types()}
     named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
+    bases = json_lines({kind: some for kind, names in found.items() if (some := bases_of(names))}, indent="  ")
     version = json.dumps(transformers.__version__)
-    return f'{{\n  "transformers": {version},\n  "classes": {named}\n}}\n'
+    return f'{{\n  "transformers": {version},\n  "classes": {named},\n  "bases": {bases}\n}}\n'
 
 
 def test_the_list_is_that_of_the_installed_classes() -> None:
