@@ -10,6 +10,7 @@ from ..costs import resident
 from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_state
 from ..costs.resident import MemoryUse
 from ..errors import InputError
+from ..flow.module_names import Checkpoint
 from ..kernels.lowering import Unsupported
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -35,7 +36,7 @@ class Memory:
     settings: Settings
     states: MemoryUse
     published: str = "bfloat16"
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
     _found: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
@@ -178,7 +179,7 @@ def memory(
     settings: Settings = USUAL,
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
 ) -> Memory:
     """The memory of a model under these settings; the run is replayed when it is asked for.

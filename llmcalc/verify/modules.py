@@ -1,10 +1,10 @@
 """Finds the modules of a `transformers` class that correspond to the nodes of the tree; their names differ from those
 of the reference.
 
-The names are data: `USUAL` in `sources/huggingface/module_names` for names that most classes share, and `Family.modules` for those of one family. Nodes are
-found from the top down, by name and never by number or size: below the modules of the parent node, under the node's own
-name unless the data says otherwise. A node that is not found is not compared individually, and the coverage of a
-verdict lists it.
+The names are data: `USUAL` in `flow/module_names` for names that most classes share, and `Family.modules` for those of
+one family. Nodes are found from the top down, by name and never by number or size: below the modules of the parent
+node, under the node's own name unless the data says otherwise. A node that is not found is not compared individually,
+and the coverage of a verdict lists it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..flow.module_names import USUAL
 from ..flow.tree import Node
 from ..sources.huggingface.family import Modules
-from ..sources.huggingface.module_names import USUAL
 from ..sources.huggingface.towers.names import TOWER_MODULES
 
 

@@ -42,7 +42,7 @@ def classes() -> dict[str, list[str]]:
 
 @cache
 def bases() -> dict[str, list[str]]:
-    """Model type → `base_model_prefix` of its classes in `transformers`, where that is not `model`; of the same list."""
+    """Model type → `base_model_prefix` of its classes, where that is not `model`, as the same command lists it."""
     found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
     return found
 

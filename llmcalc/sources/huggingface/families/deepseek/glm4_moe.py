@@ -154,5 +154,6 @@ FAMILIES = {
             }
         ),
         writes=PARTIAL_ROTARY,
+        earlier={"mlp": "block_sparse_moe"},
     ),
 }

@@ -1,23 +1,21 @@
-"""The names that published models give the modules of a spec's tree, from the records of the families.
+"""The names that published models give the modules of a spec's tree.
 
-`USUAL` has the names of most classes of `transformers`, `Family.modules` those of one family, and `EARLIER` those of
-checkpoints that an earlier version or another library wrote. Names are known without building a class; the tests
-compare them with every class (tests/sources/test_module_names.py).
+`USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
+names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
+tests compare them with every class (tests/sources/test_module_names.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ...flow.tree import Node
-from .family import Modules
-from .heads import architecture_of
-from .registry import bases, family_of, kind_of_class, model_types, text_of, usual_name
+from .tree import Node
 
-USUAL: Modules = {
+USUAL: Mapping[str, str] = {
     "": "language_model.model | language_model | text_model | model",
     "encoder": "encoder.text_model | encoder",
     "layers": "layers",
@@ -49,22 +47,12 @@ USUAL: Modules = {
 """Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
 
 EARLIER: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("block_sparse_moe",),
     "gate": ("router",),
     "router": ("gate",),
     "shared_experts": ("shared_expert",),
     "shared_expert": ("shared_experts",),
 }
 """Component of a published name → what it is called in checkpoints that other versions or libraries wrote."""
-
-FUSED: Mapping[str, tuple[str, ...]] = {
-    "q_proj": ("qkv_proj",),
-    "k_proj": ("qkv_proj",),
-    "v_proj": ("qkv_proj",),
-    "gate_proj": ("gate_up_proj",),
-    "up_proj": ("gate_up_proj",),
-}
-"""Linear layer → the name of the layer that vLLM and several checkpoints fuse it into."""
 
 EXPERT: Mapping[str, tuple[str, ...]] = {
     "gate_proj": ("gate_proj", "w1"),
@@ -84,11 +72,21 @@ class ModuleNames:
     several experts the first stands for all.
     """
 
-    def __init__(self, tree: Node, kind: str, names: Modules, prefixes: Sequence[str] = WRAPPED) -> None:
-        """tree: the tree of a spec. kind: the kind of the spec. names: the modules of its family's record.
+    def __init__(
+        self,
+        tree: Node,
+        kind: str,
+        names: Mapping[str, str],
+        earlier: Mapping[str, str] | None = None,
+        prefixes: Sequence[str] = WRAPPED,
+    ) -> None:
+        """tree: the tree of a spec. kind: the kind of the spec.
 
+        names: the modules of its family's record.
+        earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
+        self._earlier = [(re.compile(rf"(?<![^.]){re.escape(a)}(?![^.])"), b) for a, b in (earlier or {}).items()]
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[tuple[str, int], tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {}
@@ -105,7 +103,16 @@ class ModuleNames:
             self._stack("", beside, self._side(kind, roots) if side else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
-        match = re.fullmatch(r"((?:\w+\.)?)layers\.(\d+)\.(.+)", path)
+        names = self._published(path)
+        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
+
+    def _earlier_name(self, name: str) -> str:
+        for pattern, other in self._earlier:
+            name = pattern.sub(other, name)
+        return name
+
+    def _published(self, path: str) -> tuple[str, ...]:
+        match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         generic = _without_numbers(path if match is None else match[3])
         if match is None:
             found, numbers = self._outside.get(generic, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
@@ -121,21 +128,25 @@ class ModuleNames:
 
     def _stack(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         layers = [child for child in children if child.name == "layers"]
+        predictors = [child for child in children if child.name == "mtp"]
         for child in children:
-            if child.name != "layers":
+            if child.name not in ("layers", "mtp"):
                 within = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
                 self._outside |= {f"{side}{path}": _more(path, names) for path, names in within}
         numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
-        for layer in layers:
+        for layer in (*layers, *predictors):
             inside: dict[str, tuple[str, ...]] = {}
-            for part in layer.children:
+            for part in _parts(layer):
                 keys = (f"{side}{part.name}", part.name)
                 inside |= {path: _more(path, names) for path, names in self._nodes(part, part.name, ("",), ("",), keys)}
             for i in layer.indices or ():
-                number = str(numbers.index(i) if i in numbers else i)
-                at = [name.replace("*", number) if "*" in name else f"{name}.{number}" for name in lists]
-                self._layers[side, i] = (tuple(f"{root}{name}" for root in roots for name in at), inside)
+                place = len(numbers) + i if layer in predictors else numbers.index(i) if i in numbers else i
+                at = [name.replace("*", str(place)) if "*" in name else f"{name}.{place}" for name in lists]
+                self._layers[f"{side}{layer.name}", i] = (
+                    tuple(f"{root}{name}" for root in roots for name in at),
+                    inside,
+                )
 
     def _nodes(
         self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
@@ -148,13 +159,15 @@ class ModuleNames:
         """
         deeper = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
         alone = {word for keys in deeper.values() for word in self._words(keys) if word.startswith(".")}
+        parts = alone if node.children else None
         chosen = self._named(keys)
         if chosen == "":
             names: tuple[str, ...] = ()
             inside = parents
         else:
-            options = _options(chosen or node.name, alone)
-            names = tuple(dict.fromkeys(name for option in options for name in _below(option, parents, outer)))
+            options = _options(chosen or node.name, parts)
+            whole = [[node.name]] if "/" in (chosen or "") else []  # checkpoints with the parts of a fused layer apart
+            names = tuple(dict.fromkeys(name for option in options + whole for name in _below(option, parents, outer)))
             holders = [_without_parts(option, alone) for option in options]
             inside = tuple(dict.fromkeys(f"{name}." for option in holders for name in _below(option, parents, outer)))
             if node.indices is not None:
@@ -170,35 +183,51 @@ class ModuleNames:
 
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
         chosen = self._named(keys)
-        return (word for option in _options(chosen or "", set()) for word in option)
+        return (word for option in _options(chosen or "", None) for word in option)
 
 
-def module_names(config: Mapping[str, Any], tree: Node, kind: str) -> ModuleNames:
-    """The names of the modules of the model that a config describes.
+def _parts(layer: Node) -> Iterator[Node]:
+    """The parts of a layer, or of a module that predicts further tokens: those of its layer are named as in any layer.
 
-    tree: the tree of its spec. kind: the kind of its spec.
+    DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
-    text = text_of(config)[2]
-    types = dict.fromkeys((kind_of_class(architecture_of(config)), usual_name(config["model_type"]), text))
-    behind = [family_of(name).like or name for name in types if name in model_types()]
-    prefixes = [f"{base}." for name in behind for base in bases().get(name, ())]
-    own = family_of(behind[-1]).modules
-    return ModuleNames(tree, kind, own, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+    for part in layer.children:
+        yield from part.children if layer.name == "mtp" and part.name == "block" else (part,)
 
 
-def _options(text: str, alone: Iterable[str]) -> list[list[str]]:
-    """The alternatives of an entry of a table, each as the modules that it joins.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A published checkpoint: its config, and what its classes call the modules of its model.
 
-    An alternative that joins several modules is only that of a node whose parts have the names of some of them: `alone`
-    has these names, of a node with parts. What is subtracted and what is shared is left out.
+    config: its parsed `config.json`.
+    modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
+    earlier: components of those names → their names in earlier checkpoints.
+    prefixes: prefixes of the modules of its classes, `` or ending with a dot.
+    """
+
+    config: Mapping[str, Any]
+    modules: Mapping[str, str]
+    earlier: Mapping[str, str]
+    prefixes: tuple[str, ...] = WRAPPED
+
+    def names(self, tree: Node, kind: str) -> ModuleNames:
+        """The names of its modules. tree: the tree of its spec. kind: the kind of its spec."""
+        return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
+
+
+def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+    """The alternatives of an entry of a table, each as the modules that it joins, without what is subtracted.
+
+    parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
+    alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
         [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
         for option in _alternatives(text)
     ]
-    if not alone:
+    if parts is None:
         return options
-    heads = [name.removeprefix(".") for name in alone]
+    heads = [name.removeprefix(".") for name in parts]
     joined = [
         option
         for option in options
@@ -226,7 +255,7 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _more(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the node at `path` with those of earlier checkpoints, of fused layers and of single experts.
+    """The names of the node at `path` with those of earlier checkpoints and of single experts.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -239,7 +268,7 @@ def _more(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in dict.fromkeys(several):
         *steps, leaf = name.split(".")
         choices = [(step, *EARLIER.get(step, ())) for step in steps]
-        leaves = (leaf, *FUSED.get(leaf, ()), *EARLIER.get(leaf, ()))
+        leaves = (leaf, *EARLIER.get(leaf, ()))
         found += [".".join(chosen) for chosen in product(*choices, leaves)]
     return tuple(dict.fromkeys(found))
 
