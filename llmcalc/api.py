@@ -179,5 +179,5 @@ def memory(
         expandable=chosen.allocator == "expandable",
     )
     include = included(with_mtp, with_towers)
-    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)
+    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.checkpoint, runtime)
     return DeviceUse.made(found, preset)

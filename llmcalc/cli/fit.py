@@ -90,7 +90,7 @@ def command(
             raise InputError("--global-batch: is of training; expected --users, of each replica")
     tokens = usual_sequence(preset.model) if settings.seq is None else settings.seq
     with about(preset), with_nearest(preset.model, asked, tokens):
-        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime)
         if asked.devices is None:
             alone = fit(one, accelerator)
             answer, verdict = report(preset, alone), alone.fit.verdict

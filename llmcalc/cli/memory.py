@@ -155,7 +155,7 @@ def command(
             settings,
             preset.dtype,
             included(with_mtp, with_towers),
-            preset.config,
+            preset.checkpoint,
             runtimes[0] if runtimes else runtime_of(None, cublas_workspace, expandable),
         )
         version = asked.framework_version or ""

@@ -79,7 +79,7 @@ def command(
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     with about(preset):
-        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime)
         found = plan_of(one, accelerator, asked, global_batch, rows)
         none = not found.plan.feasible and found.plan.nearest is None
         answer = report(preset, found, nearest_text(preset.model, asked, one.states.workload.seq) if none else "")

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..algebra import Number, add, ceil_div
 from ..errors import InputError
+from ..flow.module_names import Checkpoint
 from ..hardware import Hardware
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
@@ -318,13 +319,14 @@ def memory(
     setup: Setup = Setup(),
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Checkpoint | None = None,
 ) -> MemoryUse:
     """Computes the memory required under `setup`.
 
     published: number format of the published weights; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
-    config: the model's `config.json`; its `quantization_config` is the default quantization scheme.
+    config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
+        it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
@@ -342,14 +344,15 @@ def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
 
 
 def _inference(
-    spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None
+    spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | Checkpoint | None
 ) -> MemoryUse:
     _refuse(setup, _TRAINING_ONLY, f"{setup.phase} keeps no gradients and no optimizer state; expected training")
     weights, stored = dtype(setup.dtype or published), None
     scheme = _scheme(setup, config)
     if scheme is not None:
         weights = _wide(setup, published)
-        stored = quantized(spec, scheme, weights, count.include)
+        names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+        stored = quantized(spec, scheme, weights, count.include, names)
     batch = 1 if setup.batch is None else setup.batch
     seq = usual_context(spec) if setup.seq is None else setup.seq
     workload = Workload(batch, seq, source=setup.source, phase="prefill")
@@ -361,11 +364,12 @@ def _inference(
     return MemoryUse(count, setup.phase, weights, workload, kv_dtype=cache, quantized=stored)
 
 
-def _scheme(setup: Setup, config: Mapping[str, Any] | None) -> Scheme | None:
+def _scheme(setup: Setup, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the scheme given by `quantize`, else the config's; None if `dtype` is given without `quantize`."""
     if setup.quantize is not None:
         return None if setup.quantize.strip().lower() == "none" else scheme_named(setup.quantize)
-    return scheme_of_config(config) if setup.dtype is None else None
+    table = config.config if isinstance(config, Checkpoint) else config
+    return scheme_of_config(table) if setup.dtype is None else None
 
 
 def _wide(setup: Setup, published: str) -> str:

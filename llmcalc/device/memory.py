@@ -12,6 +12,7 @@ from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_st
 from ..costs.resident import MemoryUse
 from ..errors import InputError
 from ..evidence import Evidence, Witness
+from ..flow.module_names import Checkpoint
 from ..kernels.lowering import Unsupported
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -38,7 +39,7 @@ class Memory:
     settings: Settings
     states: MemoryUse
     published: str = "bfloat16"
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
     _found: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
@@ -184,7 +185,7 @@ def memory(
     settings: Settings = USUAL,
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
 ) -> Memory:
     """The memory of a model under these settings; the run is replayed when it is asked for.

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from ..characters import printable
+from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
@@ -91,6 +92,13 @@ class Preset(Record):
     def target(self) -> str:
         """The TARGET as the user wrote it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint of the Hugging Face config that the model was read from; None without one."""
+        from .huggingface.checkpoint import checkpoint_of
+
+        return None if self.config is None else checkpoint_of(self.config)
 
     def __repr__(self) -> str:
         return printable(f"<Preset {self.name}: {self.display}>")

@@ -156,7 +156,7 @@ def _device_bytes(preset: Preset, bound: Bound | Fits, runtime: Runtime) -> int:
         dtype=None if bound.dtype is None else dtype(bound.dtype),
         quantize=bound.quantize,
     )
-    return memory(preset.model, settings, preset.dtype, config=preset.config, runtime=runtime).device.device_bytes
+    return memory(preset.model, settings, preset.dtype, config=preset.checkpoint, runtime=runtime).device.device_bytes
 
 
 def broken(checks: Sequence[Check]) -> int:

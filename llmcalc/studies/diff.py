@@ -126,7 +126,7 @@ def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         kv_dtype = None if preset.model.kind == "encoder" else dtype
         phase: Any = "prefill" if preset.model.kind == "encoder" else "inference"
         one = memory(
-            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.config
+            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
         )
         return {"weights": (one.states.weights, "bytes"), "memory in inference": (one.device.device_bytes, "bytes")}
     except InputError:

@@ -4,6 +4,9 @@ The counter alone takes 0.04 ms for every operation without FLOPs and 0.2 ms for
 time of a pass over a small model on meta. Here it is given products only, and its formulas are computed once for each
 combination of shapes.
 
+The counter has no formula for torch's fused attention on a CPU, nor for the fused layers of nn.MultiheadAttention and
+nn.TransformerEncoderLayer, and counts them as 0. Here attention runs as the products that it consists of.
+
 This module imports torch, so import it only in functions that run torch.
 """
 
@@ -21,12 +24,29 @@ from .shapes import Remembered, key_of
 
 
 @contextmanager
+def attention_in_products() -> Iterator[None]:
+    """Runs F.scaled_dot_product_attention as separate matrix products on every device, and no fused layers of torch.nn.
+
+    The scores are then tensors, so a pass on a device with memory takes batch · heads · seq² of them per layer.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
-    """Counts the FLOPs of what runs inside."""
+    """Counts the FLOPs of what runs inside, attention in separate products."""
     formulas = {torch.ops.aten.convolution_backward: convolution_backward}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     counter.flop_registry = {op: _once(op, formula) for op, formula in counter.flop_registry.items()}
-    with counter, Remembered(counter):  # the inner one receives every operation first
+    with attention_in_products(), counter, Remembered(counter):  # the innermost receives every operation first
         yield counter
 
 

@@ -1,10 +1,10 @@
 """Finds the modules of a `transformers` class that correspond to the nodes of the tree; their names differ from those
 of the reference.
 
-The names are data: `USUAL` for names that most classes share, and `Family.modules` for those of one family. Nodes are
-found from the top down, by name and never by number or size: below the modules of the parent node, under the node's own
-name unless the data says otherwise. A node that is not found is not compared individually, and the coverage of a
-verdict lists it.
+The names are data: `USUAL` in `flow/module_names` for names that most classes share, and `Family.modules` for those of
+one family. Nodes are found from the top down, by name and never by number or size: below the modules of the parent
+node, under the node's own name unless the data says otherwise. A node that is not found is not compared individually,
+and the coverage of a verdict lists it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..flow.module_names import USUAL
 from ..flow.tree import Node
 from ..sources.huggingface.family import Modules
 from ..sources.huggingface.towers.names import TOWER_MODULES
@@ -40,38 +41,6 @@ class Standing:
 
 Found: TypeAlias = dict[str, Standing]
 """Path of a node in the reference → its modules in the class."""
-
-USUAL: Modules = {
-    "": "language_model.model | language_model | text_model | model",
-    "encoder": "encoder.text_model | encoder",
-    "layers": "layers",
-    "embed_tokens": "embed_tokens | shared",
-    "self_attn_pre_norm": "input_layernorm",
-    "self_attn_post_norm": "post_attention_layernorm",
-    "mlp_pre_norm": "pre_feedforward_layernorm | post_attention_layernorm",
-    "mlp_post_norm": "post_feedforward_layernorm",
-    "pre_norm": "input_layernorm",
-    "linear_attn_pre_norm": "input_layernorm",
-    "mamba_pre_norm": "input_layernorm",
-    "mixers_pre_norm": "input_layernorm",
-    "linear_attn.norm": "norm | o_norm",
-    "scan": "A_log + D + dt_bias | A_log + D",
-    "router": "gate - gate.e_score_correction_bias | gate",
-    "mlp.score_correction": ".mlp.gate.e_score_correction_bias",
-    "shared_expert": "shared_expert | shared_experts",
-    "experts.gate_proj": "gate_up_proj/2",
-    "experts.up_proj": "gate_up_proj/2 | up_proj",
-    "kv_a_proj": "kv_a_proj_with_mqa",
-    "q_a_norm": "q_a_layernorm",
-    "kv_a_norm": "kv_a_layernorm",
-    "linear_attn": "linear_attn | self_attn",
-    "mamba": "mamba | mixer",
-    "lm_head": "lm_head | language_model.lm_head",
-    "classifier": "classifier | score | qa_outputs",
-    "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
-}
-"""Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
-
 
 TOWERS = "towers."
 """The prefix of the path of nodes in a vision or audio encoder."""

@@ -278,15 +278,21 @@ def _training_budget(study: Study) -> str:
     )
 
 
+def _active(study: Study) -> list[int]:
+    """Active parameters per token: of the model itself, else of the budget; least and most of several mixtures."""
+    own = [shape.active for shape in study.shapes if shape.target]
+    if own or not study.shapes[0].stack.mixture_of_experts:
+        return own or [study.budget.value]
+    return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
+
+
 def _sources(study: Study, preset: Preset) -> Sequence[str]:
     notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
     if study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":
-        notes.append(
-            f"{TOKENS_PER_PARAMETER} tokens per parameter are "
-            f"{units.count(TOKENS_PER_PARAMETER * study.shapes[0].active)} tokens here"
-        )
+        tokens = " to ".join(units.count(TOKENS_PER_PARAMETER * n) for n in _active(study))
+        notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
     if study.scaled is not None:
         h, layers, ratio = study.scaled
         notes.append(

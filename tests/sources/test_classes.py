@@ -69,13 +69,26 @@ def language_models(*tasks: str) -> list[str]:
     return sorted(kind for kind in unsupported() if any(isinstance(names.get(kind), str) for names in mappings))
 
 
-def written(found: dict[str, list[str]], **lists: list[str]) -> str:
-    """Returns a file's text: one line per model type with a class, and one per list of model types."""
+def bases_of(names: list[str]) -> list[str]:
+    """Returns the attribute that holds the model without a head in these classes, without the usual `model`."""
+    import transformers
+
+    found = {getattr(getattr(transformers, name, None), "base_model_prefix", "") for name in names}
+    return sorted(found - {"model", ""})
+
+
+def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
+    """Returns a file's text: one line per model type with a class, and one per list of model types.
+
+    bases: whether it says how these classes call the model without a head.
+    """
     import transformers
 
     named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
+    named_bases = json_lines({kind: some for kind, names in found.items() if (some := bases_of(names))}, indent="  ")
     version = json.dumps(transformers.__version__)
-    more = "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
+    more = f',\n  "bases": {named_bases}' if bases else ""
+    more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 
 
@@ -91,10 +104,10 @@ def written_others() -> str:
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
-    assert LIST.read_text() == written(supported), "run python -m tests.sources.test_classes"
+    assert LIST.read_text() == written(supported, bases=True), "run python -m tests.sources.test_classes"
     assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 
 if __name__ == "__main__":
-    LIST.write_text(written({kind: classes_of(kind) for kind in model_types()}))
+    LIST.write_text(written({kind: classes_of(kind) for kind in model_types()}, bases=True))
     OTHERS.write_text(written_others())

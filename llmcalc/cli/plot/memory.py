@@ -57,6 +57,8 @@ def command(
     named = accelerators(hardware)
     runtime = runtime_of(named[0] if named else None, cublas_workspace, settings.allocator == "expandable")
     with about(preset):
-        found = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        found = memory(
+            preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime
+        )
         figure = picture(preset.display, found, [Fit(one, found.device.device_bytes) for one in named])
     write(figure, output)

@@ -113,6 +113,8 @@ class Family:
         them and other fields of the wrapper.
 
     modules: nodes of the tree whose modules have unusual names in its classes.
+    earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
+        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
     quirks: requirements for running its classes without real values.
     deviations: differences between its classes and the architecture.
     """
@@ -135,5 +137,6 @@ class Family:
     alone: bool = True
     writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

@@ -41,6 +41,13 @@ def classes() -> dict[str, list[str]]:
     return found
 
 
+@cache
+def bases() -> dict[str, list[str]]:
+    """Model type → `base_model_prefix` of its classes, where that is not `model`, as the same command lists it."""
+    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
+    return found
+
+
 def kind_of_class(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has."""
     return next((kind for kind, names in classes().items() if name in names), "")

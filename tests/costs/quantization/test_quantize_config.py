@@ -197,7 +197,10 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "gptq", "bits": 5}, "bits: 5; expected one of 2, 3, 4, 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: 0; expected a positive whole number"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}, "dynamic"),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"+:lm_head": {"bits": 5}}},
+            r"dynamic: .*bits: 5; expected one of 2",
+        ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}, "format: 'marlin-24'"),
         ({"quant_method": "compressed-tensors"}, "config_groups: None"),

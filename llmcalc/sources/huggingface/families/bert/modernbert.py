@@ -314,6 +314,15 @@ MODERN_MODULES: Modules = {
     "classifier.norm": ".head.norm",
 }
 
+NOMIC_EARLIER: Modules = {
+    "layers": "encoder.layers",
+    "self_attn": "attn",
+    "attn.q_proj": "attn.Wqkv",
+    "attn.k_proj": "attn.Wqkv",
+    "attn.v_proj": "attn.Wqkv",
+    "attn.o_proj": "attn.out_proj",
+}
+
 NOMIC_MODULES: Modules = {
     "embed_tokens": "embeddings.word_embeddings",
     "embed_types": "embeddings.token_type_embeddings",
@@ -379,6 +388,15 @@ FAMILIES = {
         },
         OLD,
         modules=NOMIC_MODULES,
+        earlier={
+            "layers": "encoder.layer",
+            "self_attn": "attention",
+            "attention.q_proj": "attention.qkv_proj",
+            "attention.k_proj": "attention.qkv_proj",
+            "attention.v_proj": "attention.qkv_proj",
+            "gate_proj": "up_gate_proj",
+            "mlp.up_proj": "mlp.up_gate_proj",
+        },
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
@@ -398,6 +416,7 @@ FAMILIES = {
         uncounted=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
+        earlier={**NOMIC_EARLIER, "attn": "mixer"},
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -423,5 +442,6 @@ FAMILIES = {
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
+        earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
     ),
 }

@@ -156,5 +156,6 @@ FAMILIES = {
         ),
         writes=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),
+        earlier={"mlp": "block_sparse_moe"},
     ),
 }

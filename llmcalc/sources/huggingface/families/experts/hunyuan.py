@@ -229,5 +229,6 @@ FAMILIES = {
             "mlp_layer_types": None,
         },
         NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        earlier={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }
