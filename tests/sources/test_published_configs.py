@@ -103,6 +103,18 @@ def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, 
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
 
 
+def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:
+    """Mistral's class has the window in every layer."""
+    mistral = {**shapes_of("mistral")[0], "sliding_window": 16}
+    mixed = {**mistral, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+    with pytest.raises(InputError, match="layer_types = a list: unknown field of a mistral config"):
+        described(mixed)
+    alike = {**mistral, "layer_types": ["sliding_attention"] * 3}
+    for config in (alike, mixed):
+        assert described(config, allow_unknown=True)["model"] == described(mistral)["model"]
+    assert described(alike)["notes"] == ["unrecognised fields, ignored: layer_types"]
+
+
 def test_llamas_cache_has_no_window(run: Run, tmp_path: Path) -> None:
     config = {**shapes_of("llama")[0], "sliding_window": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
