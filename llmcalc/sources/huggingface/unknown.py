@@ -42,8 +42,8 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether it is named like a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0; or a
-        list of several kinds of layers (`layer_types`).
+        """Whether it is a size of the architecture by its name (`num_…`, `…_size`, `…_heads`), with a number above 0, or
+        a list with several kinds of layers (`layer_types`).
         """
         words = self.path.rpartition(".")[2].lower().split("_")
         if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
