@@ -42,8 +42,10 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether it is a size of the architecture by its name (`num_…`, `…_size`, `…_heads`), with a number above 0, or
-        a list with several kinds of layers (`layer_types`).
+        """Whether it is a size of the architecture.
+
+        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
+        (`layer_types`).
         """
         words = self.path.rpartition(".")[2].lower().split("_")
         if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
