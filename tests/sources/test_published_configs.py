@@ -18,6 +18,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.file import described
 from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.to_hf.compare import canonical
 from llmcalc.verify.transformers import build
 from tests.families import shapes_of
 
@@ -101,6 +102,37 @@ def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, 
     ignoring = described({**config, field: value}, allow_unknown=True)
     assert ignoring["model"] == described(config)["model"]
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
+
+
+def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:
+    """Phi-3's class has the window in every layer."""
+    phi = {**shapes_of("phi3")[0], "sliding_window": 16}
+    depth = phi["num_hidden_layers"]
+    mixed = {**phi, "layer_types": ["full_attention", *["sliding_attention"] * (depth - 1)]}
+    with pytest.raises(InputError, match="layer_types = a list: unknown field of a phi3 config"):
+        described(mixed)
+    alike = {**phi, "layer_types": ["sliding_attention"] * depth}
+    for config in (alike, mixed):
+        assert described(config, allow_unknown=True)["model"] == described(phi)["model"]
+    assert described(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
+
+
+def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> None:
+    """`AutoConfig` of transformers replaces the model type of such a file, as of Ministral 8B."""
+    from transformers import AutoConfig
+
+    mistral = {**shapes_of("mistral")[0], "sliding_window": 16, "num_hidden_layers": 3}
+    mixed = {**mistral, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(mixed))
+    assert AutoConfig.from_pretrained(tmp_path).model_type == "ministral"
+    ministral = described({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
+    counted, expected, plain = (
+        canonical(ModelSpec.model_validate(description["model"]))
+        for description in (described(mixed), ministral, described(mistral))
+    )
+    assert counted == expected != plain
+    with pytest.raises(InputError, match="layer_types: a list; expected 3 times"):
+        described({**mixed, "layer_types": ["full_attention"]})
 
 
 def test_llamas_cache_has_no_window(run: Run, tmp_path: Path) -> None:

@@ -27,14 +27,17 @@ from ...parts import (
 from ...writes import WINDOW
 
 
-def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
-    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the family's class has them."""
+def llama_like(c: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
+    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the family's class has them.
+
+    by_layer: whether `layer_types` counts although the family has no default for it.
+    """
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=sliding(c))
+    return decoder(c, block, norm, stack=sliding(c, by_layer))
 
 
-def sliding(c: Config) -> Table:
+def sliding(c: Config, by_layer: bool = False) -> Table:
     """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
@@ -46,7 +49,7 @@ def sliding(c: Config) -> Table:
     first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
     used = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
     names = ["full" if i < first else "sliding" for i in range(depth)]
-    if "layer_types" in c.defaults:
+    if by_layer or "layer_types" in c.defaults:
         names = listed(c, "layer_types", FULL_OR_SLIDING, names)
     if window is None or not used:
         return {}
@@ -59,7 +62,8 @@ def _llama(c: Config) -> Table:
 
 
 def _mistral(c: Config) -> Table:
-    return llama_like(c, attention(c))
+    """Mistral: transformers' `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
+    return llama_like(c, attention(c), by_layer=c.data.get("layer_types") is not None)
 
 
 def _qwen2(c: Config) -> Table:
