@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,14 +57,16 @@ def without_values(
     adapters: Adapters | None = None,
     dtype: str = "bfloat16",
     adds_in_place: bool = False,
+    on_sum: Callable[[Any, bool], None] | None = None,
 ) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
 
     adds_in_place: whether gradients may be added in place; torch never does under a dispatch mode, as in `by_torch`.
+    on_sum: as of `Graph`.
     """
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)
-    graph.adds_in_place = adds_in_place
+    graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
     run = Eager(
         graph,
         Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),

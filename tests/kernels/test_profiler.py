@@ -5,13 +5,17 @@ Gradients may be added in place here: no dispatch mode is around the run.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 
+import llmcalc
+from llmcalc.device.settings import Settings
 from llmcalc.kernels.choices import Choices
 from llmcalc.model import ModelSpec
-from llmcalc.verify.cpu_events import NUMBER
+from llmcalc.verify.cpu_events import NUMBER, GradientSums
+from llmcalc.verify.memory import not_shown
 from tests.builders import family_shapes, spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
@@ -86,7 +90,12 @@ CASES: dict[tuple[str, str], set[str]] = {
 
 def spec(name: str) -> ModelSpec:
     parts = examples()
-    return around_a_model(parts[name]) if name in parts else spec_of(dict(family_shapes())[name])
+    return around_a_model(parts[name]) if name in parts else spec_of(shapes()[name])
+
+
+@cache
+def shapes() -> dict[str, dict[str, Any]]:
+    return dict(family_shapes())
 
 
 @pytest.mark.parametrize(("name", "attention"), CASES)
@@ -104,6 +113,54 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
         assert all(
             0 <= theirs - own <= NUMBER * (cpu.saved_numbers + 2) for theirs, own in zip(all_of_it, held, strict=True)
         )
+
+
+# --- sums of gradients ------------------------------------------------------------------------------------------------
+
+
+def is_compared(model: ModelSpec) -> bool:
+    """Whether the reference runs the kernels that are counted: not those of recurrences."""
+    return not not_shown(model, Settings("training", batch=2, seq=7), "cpu")
+
+
+TIED = [
+    name
+    for name, shape in family_shapes(first_of_each_file=True)
+    if spec_of(shape).tie_word_embeddings and is_compared(spec_of(shape))
+]
+"""A shape of every class with tied embeddings."""
+
+
+@pytest.mark.parametrize("name", [name for name in examples() if is_compared(spec(name))] + TIED)
+def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
+    """In place, or into a new tensor; and the most bytes of both passes, which has three tables where they are tied."""
+    sums = GradientSums()
+
+    def add(size: int, in_place: bool) -> None:
+        nonlocal sums
+        sums = sums.with_sum(size, in_place)
+
+    model = spec(name)
+    ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)
+    cpu = seen(model)
+    assert cpu.sums == sums
+    assert sums.out_of_place > 0
+    assert cpu.passes() == (ours.live, ours.forward, ours.backward)
+
+
+def test_a_tied_table_has_three_gradients_at_once() -> None:
+    """The head's, the embedding's, and their sum: a linear layer's gradient is a view, whose base keeps its storage."""
+    tied, untied = (llmcalc.load("qwen3-0.6b", **TABLES, tie_word_embeddings=tie).model for tie in (True, False))
+    table = 4 * tied.vocab_size * tied.hidden_size
+    cpu, apart = seen(tied), seen(untied)
+    assert cpu.sums.out_of_place == apart.sums.out_of_place + table
+    assert cpu.passes().backward > 3 * table
+    ours = [without_values(model, dtype="float32", adds_in_place=True).backward for model in (tied, untied)]
+    assert ours == [cpu.passes().backward, apart.passes().backward]
+
+
+TABLES = {"num_hidden_layers": 1, "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+"""A model of little but tables."""
 
 
 def test_every_kernel_with_scratch_is_met() -> None:
