@@ -5,6 +5,7 @@ package. The versions that CI installs agree with pyproject.toml, and an sdist h
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,13 +28,35 @@ OURS = re.compile(r"https://(?:github\.com/[\w.-]*|[\w.-]*\.github\.io)/llmcalc\
 ENDINGS = {".md", ".py", ".toml", ".yml", ".yaml", ".js", ".html", ".ipynb", ".json", ""}
 
 
-def files() -> list[str]:
-    """The files of the repository, or of what will be."""
-    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    if found.returncode:
-        pytest.skip("not a git checkout")
-    return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
+FOLDERS = ("llmcalc", "presets", "tests", "docs")
+"""The folders in an sdist."""
+
+
+def files(root: Path = ROOT) -> list[str]:
+    """The files of the repository: those that git tracks, and new ones in folders with such files.
+
+    A virtual environment in the checkout, whatever its name, has none that git tracks. In an sdist, without git, they
+    are the files of its folders.
+    """
+    if not tracks(root):
+        inside = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
+        found = [path for path in (*root.iterdir(), *inside) if path.is_file() and "__pycache__" not in path.parts]
+        return sorted(path.relative_to(root).as_posix() for path in found if path.name != "PKG-INFO")
+    tracked = listed(root, "--cached")
+    folders = {name.partition("/")[0] for name in tracked if "/" in name}
+    new = [name for name in listed(root, "--others", "--exclude-standard") if name.partition("/")[0] in folders]
+    return [name for name in (*tracked, *new) if (root / name).is_file()]
+
+
+def tracks(root: Path) -> bool:
+    """Whether `root` is the top of a git checkout; a folder inside another one is not."""
+    return (root / ".git").exists() and shutil.which("git") is not None
+
+
+def listed(root: Path, *options: str) -> list[str]:
+    words = ["git", "ls-files", "-z", *options]
+    found = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    return [name for name in found.stdout.split("\0") if name]
 
 
 def texts() -> dict[str, str]:
@@ -42,9 +65,34 @@ def texts() -> dict[str, str]:
     return {name: (ROOT / name).read_text(encoding="utf-8") for name in named if name != "uv.lock"}
 
 
+@pytest.mark.parametrize("name", ["env", "venv", ".virtualenv"])
+def test_a_virtual_environment_in_the_checkout_is_not_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for file in ("README.md", "docs/guide.md"):
+        (tmp_path / file).write_text("text")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    site = tmp_path / name / "lib" / "python3.11" / "site-packages" / "package"
+    site.mkdir(parents=True)
+    (site / "module.py").write_bytes(b"\xff\xfe")
+    (site / "README.md").write_text("https://github.com/other/llmcalc")
+    (tmp_path / "docs" / "new.md").write_text("text")
+    assert sorted(files(tmp_path)) == ["README.md", "docs/guide.md", "docs/new.md"]
+
+
+def test_an_unpacked_sdist_is_read_without_git(tmp_path: Path) -> None:
+    """Also inside another checkout, whose files are not the project's."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    root = tmp_path / "llmcalc-0"
+    for file in ("README.md", "PKG-INFO", "docs/guide.md", "env/lib/module.py", "llmcalc/__pycache__/api.pyc"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("text")
+    assert files(root) == ["README.md", "docs/guide.md"]
+
+
 def test_addresses_are_those_of_the_project() -> None:
     found = {(name, address) for name, text in texts().items() for address in OURS.findall(text)}
-    assert {"README.md", "SECURITY.md", "pyproject.toml"} <= {name for name, _ in found}
+    assert {"README.md", "pyproject.toml", *(("SECURITY.md",) if tracks(ROOT) else ())} <= {name for name, _ in found}
     assert {one for one in found if not f"{one[1]}/".startswith((f"{REPOSITORY}/", SITE))} == set()
     assert all(f"{url}/".startswith((f"{REPOSITORY}/", SITE)) for url in PROJECT["urls"].values())
     assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
