@@ -186,7 +186,8 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
     class Fused(torch.nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+            return out
 
     wrong = _more(attention._reference(), "core", Fused)
     monkeypatch.setattr(attention, "_reference", lambda: wrong)
