@@ -11,6 +11,7 @@ scripts within pages become files.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -41,10 +42,12 @@ ASSETS = re.compile(r'src="([^"]*assets/javascripts/)bundle\.')
 ALIGNED = re.compile(r'(<t[hd]) style="text-align: (left|right|center);"')
 HEAD = re.compile(r'<meta charset="utf-8">')
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self' '{}'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'"
 )
-"""data: for the icons of the theme's style sheets."""
+"""{}: hash of the one style that the theme's script adds, to its search. data: icons of its style sheets."""
+
+ADDED_STYLE = re.compile(r"""\("style",\{\},([\w$]+)\.toString\(\)\)""")
 
 SWITCH = re.compile(r'(<a href=")([^"]*)(" hreflang="([^"]*)")')
 
@@ -158,11 +161,23 @@ def switched(folder: Path) -> None:
         file.write_text(SWITCH.sub(one, file.read_text()))
 
 
+def hash_of_search_style(folder: Path) -> str:
+    """The hash of the style that the theme's script gives to the search, as a policy names it."""
+    (bundle,) = (folder / "assets" / "javascripts").glob("bundle.*.js")
+    script = bundle.read_text()
+    name = ADDED_STYLE.search(script)
+    style = name and re.search(rf"\b{re.escape(name[1])}='([^'\\]*)'", script)
+    if not style:
+        raise RuntimeError(f"{bundle}: expected one style that it adds to the search")
+    return f"sha256-{base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()}"
+
+
 def secured(folder: Path) -> None:
     """Gives each page the policy, and writes what stands in it as a script, or as a style of cells, in the way that the
     policy allows. Raises `RuntimeError` for a page of a form that Zensical's have not had.
     """
     places = [folder / place for place in languages()]
+    allowed = POLICY.format(hash_of_search_style(folder))
     for file in folder.rglob("*.html"):
         text = file.read_text()
         assets, head = ASSETS.search(text), HEAD.search(text)
@@ -175,7 +190,7 @@ def secured(folder: Path) -> None:
             (scripts / name).write_text(match[1])
             return f'<script src="{place}{name}"></script>'
 
-        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         text = text.replace(head[0], head[0] + policy, 1)
         file.write_text(ALIGNED.sub(r'\1 data-align="\2"', SCRIPT.sub(moved, text)))
 
