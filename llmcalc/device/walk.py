@@ -181,7 +181,7 @@ def padded(shards: int, use: Use) -> Number:
     count = use.params()
     if not count:
         return 0
-    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.op.tensors() if tensor.shape)
+    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
     return count + sum(exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in rest)
 
 
