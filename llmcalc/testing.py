@@ -20,10 +20,10 @@ from .costs.params import total_of
 from .errors import InputError, shown
 from .flow.tree import Node
 from .ops.attention import AttentionCore
-from .run.sight import Sight
-from .run.workload import Workload
-from .verify.measure import count_flops, parameters
-from .verify.reference import require_torch
+from .witnesses.measure import count_flops, parameters
+from .witnesses.reference import require_torch
+from .workload.run_config import Sight
+from .workload.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn

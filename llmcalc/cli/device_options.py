@@ -7,15 +7,15 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ..costs.limits import MOST_CONTEXT, USUAL
+from ..costs.context_length import MOST_CONTEXT, USUAL
 from ..costs.optimizers import ALIASES, OPTIMIZERS
 from ..costs.quantization import COMMON
-from ..costs.resident import MasterWeights, MemoryPhase, Precision
-from ..device.optimizers import Implementation
-from ..device.settings import KV_BLOCK, Allocator, Routing, Settings, ZeroGrad
+from ..device_memory.optimizer_steps import Implementation
+from ..device_memory.settings import KV_BLOCK, Allocator, Routing, Settings, ZeroGrad
+from ..device_memory.static import MasterWeights, MemoryPhase, Precision
 from ..errors import InputError, suggest
-from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
-from ..run.low_rank import ALL_LINEAR, Base, Library
+from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
+from ..workload.lora import ALL_LINEAR, Base, Library
 from .grouped import takes
 from .options import (
     CACHE_FORMATS,

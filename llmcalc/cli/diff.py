@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ..costs.limits import MOST_CONTEXT, usual_context
+from ..costs.context_length import MOST_CONTEXT, usual_context
 from ..errors import InputError
+from ..reports.diff import report
+from ..reports.document import joined
+from ..reports.notes import plural
 from ..sources.git import text_at
 from ..sources.preset import Preset
 from ..sources.target import load_text
 from ..studies.diff import diff
-from ..views.diff import report
-from ..views.document import joined
-from ..views.notes import plural
 from .options import (
     AllowUnknown,
     CacheDtype,

@@ -4,19 +4,19 @@ from typing import Annotated
 
 import typer
 
-from ..costs.limits import usual_sequence
-from ..device.memory import memory
-from ..device.runtime import runtime_of
-from ..device.settings import Settings
+from ..costs.context_length import usual_sequence
+from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..layouts.asked import Asked
-from ..layouts.nearest import with_nearest
 from ..optional import included
+from ..parallel.layout_request import Asked
+from ..parallel.nearest import with_nearest
+from ..reports.fit import devices_report, report, serving_report
 from ..sources.hardware import find_hardware
 from ..studies.fit import fit
 from ..studies.fit_devices import fit_devices
 from ..studies.fit_serving import fit_serving
-from ..views.fit import devices_report, report, serving_report
 from .device_options import CublasWorkspace, takes_settings
 from .hardware import OneAccelerator
 from .layout_options import takes_layout

@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
+from ..costs.context_length import USUAL
 from ..costs.flops import flops, sight_of
-from ..costs.limits import USUAL
 from ..errors import InputError
 from ..optional import included
-from ..run.execution import AttentionImplementation, LatentForm
-from ..run.workload import Phase
+from ..reports.document import joined
+from ..reports.flops import report
 from ..studies.rules import conventions
-from ..views.document import joined
-from ..views.flops import report
+from ..workload.execution import AttentionImplementation, LatentForm
+from ..workload.workload import Phase
 from .options import (
     AllowUnknown,
     Batch,

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..costs.cache import kv
-from ..costs.limits import MOST_CONTEXT, USUAL
+from ..costs.context_length import MOST_CONTEXT, USUAL
 from ..errors import InputError
-from ..views.document import joined
-from ..views.kv import report
+from ..reports.document import joined
+from ..reports.kv import report
 from .options import (
     AllowUnknown,
     Batch,

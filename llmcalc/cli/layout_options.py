@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..layouts.asked import Asked, Framework
-from ..run.layout import ContextExchange, Schedule
+from ..parallel.layout import ContextExchange, Schedule
+from ..parallel.layout_request import Asked, Framework
 from .grouped import takes
 from .options import size
 from .rank_options import Cp, Dp, Ep, Etp, Pp, PpLayout, SequenceParallel, Tp, Vpp, stages_of

@@ -8,22 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from .. import units
-from ..costs.limits import usual_sequence
-from ..costs.resident import fits
-from ..device.cluster import Cluster, worst
-from ..device.memory import memory
-from ..device.runtime import Runtime, runtime_of
-from ..device.settings import Settings, option
+from ..costs.context_length import usual_sequence
+from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings, option
+from ..device_memory.static import fits
 from ..errors import InputError
-from ..layouts.asked import ANY, Asked, dated
-from ..layouts.nearest import with_nearest
+from ..frameworks.launch.read import read_launch
+from ..frameworks.launch.record import Launch
+from ..frameworks.ranks import Cluster, worst
 from ..optional import included
+from ..parallel.layout_request import ANY, Asked, dated
+from ..parallel.nearest import with_nearest
+from ..reports.cluster import report as cluster_report
+from ..reports.memory import report
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
-from ..sources.launch.launch import Launch
-from ..sources.launch.read import read_launch
 from ..sources.preset import Preset
-from ..views.cluster import report as cluster_report
-from ..views.memory import report
 from .device_options import CublasWorkspace, takes_settings
 from .hardware import accelerators, complete_name
 from .layout_options import takes_layout

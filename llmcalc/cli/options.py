@@ -11,21 +11,21 @@ from typing import IO, Annotated, Any, TypeAlias, get_args
 import typer
 
 from ..components.head import HeadKind
-from ..costs.limits import USUAL
+from ..costs.context_length import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
-from ..run.counting import Pairs
-from ..run.execution import AttentionImplementation
-from ..run.given import LARGEST, maybe_whole, one_of
-from ..run.recompute import MODES
+from ..reports.document import Report, fitted_to
+from ..reports.formats import WRITERS, Format
 from ..sources.names import STDIN
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
 from ..units import dtype as dtype_of
 from ..units import parse_count, parse_length
-from ..views.document import Report, fitted_to
-from ..views.formats import WRITERS, Format
+from ..workload.counting import Pairs
+from ..workload.execution import AttentionImplementation
+from ..workload.recompute import MODES
+from ..workload.validation import LARGEST, maybe_whole, one_of
 from .output import remark, stdout, writable, written
 
 

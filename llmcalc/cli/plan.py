@@ -4,16 +4,16 @@ from typing import Annotated
 
 import typer
 
-from ..device.memory import memory
-from ..device.runtime import runtime_of
-from ..device.settings import Settings
+from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..layouts.asked import Asked
-from ..layouts.nearest import nearest_text
 from ..optional import included
+from ..parallel.layout_request import Asked
+from ..parallel.nearest import nearest_text
+from ..reports.plan import report
 from ..sources.hardware import find_hardware
 from ..studies.plan import plan_of
-from ..views.plan import report
 from .device_options import CublasWorkspace, takes_settings
 from .hardware import OneAccelerator
 from .layout_options import takes_layout

@@ -13,9 +13,9 @@ from .options import size
 
 if TYPE_CHECKING:
     from ..algebra import Number
-    from ..layouts.asked import Asked
-    from ..layouts.share import RankModel, Share
     from ..model import ModelSpec
+    from ..parallel.layout_request import Asked
+    from ..parallel.rank_model import RankModel, Share
 
 
 Tp: TypeAlias = Annotated[int | None, size("--tp", text="Ranks that divide heads, widths and the vocabulary.")]
@@ -82,8 +82,8 @@ class AskedRank:
         """
         if not self.anything:
             return None
-        from ..layouts.nearest import with_nearest
-        from ..layouts.share import Share, heaviest, of_rank
+        from ..parallel.nearest import with_nearest
+        from ..parallel.rank_model import Share, heaviest, of_rank
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
@@ -100,7 +100,7 @@ class AskedRank:
             return Share(found, "")
 
     def _asked(self) -> Asked:
-        from ..layouts.asked import Asked
+        from ..parallel.layout_request import Asked
 
         return Asked(**self.sizes | {"pp_layout": stages_of(self.sizes.get("pp_layout"))})
 

@@ -107,11 +107,11 @@ Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-BY_TORCH = by_torch("tests/kernels/test_eager.py")
+BY_TORCH = by_torch("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
 
 PUBLISHED = by_source(
-    "published kernels of recurrent layers (llmcalc/kernels/published)", "tests/kernels/published/test_published.py"
+    "published kernels of recurrent layers (llmcalc/simulator/published)", "tests/simulator/published/test_published.py"
 )
 """The witness of a recurrent part, which runs the kernels that a library publishes."""
 

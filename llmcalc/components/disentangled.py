@@ -19,7 +19,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.derived import Table
+from ..workload.derived_rows import Table
 from .base import BY_TORCH, Context, Flag, Kernel, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm

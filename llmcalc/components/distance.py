@@ -65,7 +65,7 @@ class TransformerXL(AttentionPosition):
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
         """Adds the scores of the queries against every distance."""
-        from ..run.derived import Distances
+        from ..workload.derived_rows import Distances
 
         heads, dim = q.axes
         assert isinstance(heads, Axis)
@@ -120,7 +120,7 @@ class LayerBias(Buckets, AttentionPosition):
     type: Literal["relative_bias"] = "relative_bias"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        from ..run.derived import Table
+        from ..workload.derived_rows import Table
 
         buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
@@ -164,7 +164,7 @@ class RelativeBias(Buckets, StackPart):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """The table of the bias, in which the layers' attention looks up the buckets of its distances."""
-        from ..run.derived import Table
+        from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..run.rows import LOGITS, SEQUENCES, Rows
+from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm

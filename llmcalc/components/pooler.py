@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.rows import SEQUENCES
+from ..workload.rows import SEQUENCES
 from .base import BY_TORCH, Context, Flag, Labels
 from .output import OutputPart
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.derived import Multiple
-from ..run.rows import Fixed, Rows
+from ..workload.derived_rows import Multiple
+from ..workload.rows import Fixed, Rows
 from .base import BY_TORCH, Component, Context, Positions, Width
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 from .. import ops
 from ..algebra import Number, exact_div, is_zero, same
 from ..ops.base import Op
-from ..run.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
+from ..workload.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
@@ -567,7 +567,7 @@ class Flow:
 
     def windows(self, x: Value, rate: Axis) -> Value:
         """The rows of x in whole windows of `rate` rows."""
-        from ..run.derived import Blocks
+        from ..workload.derived_rows import Blocks
 
         return self.step("windows", "", (x,), Value(Blocks(of=x.rows, block=rate.size), (rate, *x.axes)))
 
@@ -883,7 +883,7 @@ class Flow:
 
 def _with_more(rows: Rows, more: Number) -> Rows:
     """Rows with more rows before their first."""
-    from ..run.derived import WithMore
+    from ..workload.derived_rows import WithMore
 
     return WithMore(of=rows, more=more)
 
@@ -897,7 +897,7 @@ def _read_of(keys: Value) -> Value:
 
 def _pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:
     """A value for each query and key of these rows. batched: whether each sequence has its own; false by default."""
-    from ..run.derived import QueryKeyPairs
+    from ..workload.derived_rows import QueryKeyPairs
 
     of = of.of if isinstance(of, QueryKeyPairs) else of
     return Value(QueryKeyPairs(of=of, batched=batched), axes, fixed=fixed)

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
-from ..run.sight import Sight
+from ..workload.run_config import Sight
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
 """The role of a node and of everything below it.

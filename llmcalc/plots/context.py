@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.cache import kv
+from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, sight_of
-from ..costs.limits import longest_sequence
+from ..reports.palette import FAINT, INK, SERIES
 from ..sources.preset import Preset
-from ..views.palette import FAINT, INK, SERIES
 from .figure import STYLE, new_figure
 from .labels import label
 

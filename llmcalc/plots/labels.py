@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..characters import printable
-from ..views.palette import INK
+from ..reports.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..costs.resident import Fit
-from ..device.answer import DeviceMemory
-from ..device.memory import Memory
-from ..views.memory import KIND_NAMES, PHASE_NAMES, run_text
-from ..views.palette import FAINT, INK, KINDS
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
+from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
+from ..reports.palette import FAINT, INK, KINDS
 from .figure import STYLE, new_figure
 from .labels import label
 

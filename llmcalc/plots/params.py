@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.params import ParameterCount
-from ..views.palette import COMPONENTS, INK, OTHER
+from ..reports.palette import COMPONENTS, INK, OTHER
 from .figure import STYLE, new_figure
 from .labels import label
 

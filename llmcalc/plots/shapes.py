@@ -7,10 +7,10 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import units
+from ..reports.palette import COMPONENTS, FAINT, INK, SERIES
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
-from ..views.palette import COMPONENTS, FAINT, INK, SERIES
 from .figure import STYLE, new_figure, panels
 from .labels import label, named
 

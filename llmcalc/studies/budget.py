@@ -9,23 +9,23 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..accelerator import Hardware
 from ..costs.cache import kv
+from ..costs.context_length import beyond
 from ..costs.flops import flops, sight_of
-from ..costs.limits import beyond
 from ..costs.params import params
-from ..costs.resident import MemoryPhase
-from ..device.memory import memory
-from ..device.runtime import HOPPER, Runtime, runtime_of
-from ..device.settings import Settings
+from ..device_memory.cuda_runtime import HOPPER, Runtime, runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
+from ..device_memory.static import MemoryPhase
 from ..errors import InputError
-from ..hardware import Hardware
-from ..run.given import one_of
-from ..run.workload import Phase
 from ..sources.budgets import Bound, Budget, Fits, Limit, ModelBudget
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype
+from ..workload.validation import one_of
+from ..workload.workload import Phase
 
 
 @dataclass(frozen=True)

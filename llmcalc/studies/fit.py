@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..costs.limits import learned_positions
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..device.settings import option
+from ..accelerator import Hardware
+from ..costs.context_length import learned_positions
+from ..device_memory.estimate import Memory
+from ..device_memory.settings import option
+from ..device_memory.static import Fit
 from ..errors import InputError
-from ..hardware import Hardware
-from ..run.low_rank import ALL_LINEAR
+from ..workload.lora import ALL_LINEAR
 
 MOST_BATCH = 2**20
 """The largest number of sequences that is tried."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..costs.limits import learned_positions
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..hardware import Hardware
-from ..layouts.asked import Asked
-from ..layouts.search import tokens_multiple
-from ..run.layout import ImpossibleLayout, Layout
+from ..accelerator import Hardware
+from ..costs.context_length import learned_positions
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.layout_request import Asked
+from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
 from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed, walk_of
 

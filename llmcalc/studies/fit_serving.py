@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..device.serving import check_serving, rank_memory, rank_of
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
 from ..errors import InputError
-from ..hardware import Hardware
-from ..layouts.asked import Asked
-from ..layouts.divisors import divisors
-from ..layouts.search import HEADS, WIDTHS, refusal, shared_out
-from ..layouts.share import axes_of_model
-from ..run.layout import ImpossibleLayout, Layout
+from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
+from ..parallel.divisors import divisors
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.layout_request import Asked
+from ..parallel.rank_model import axes_of_model
+from ..parallel.search import HEADS, WIDTHS, refusal, shared_out
 from .fit import Change, Fitting, fit
 
 NODE = 8

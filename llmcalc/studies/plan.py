@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
-from ..device.around import around_of
-from ..device.cluster import Cluster
-from ..device.deepspeed.rank import cast
-from ..device.fsdp.training import called
-from ..device.megatron.options import settings_of
-from ..device.megatron.walk import measured
-from ..device.memory import Memory
-from ..device.walk import Bytes, Walk, alike, torch_passes
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..hardware import Hardware
-from ..layouts.asked import Asked, Framework
-from ..layouts.schedules import Timetable, pipeline, timetable
-from ..layouts.search import Search, search
-from ..run.layout import ALONE, ImpossibleLayout, Layout, Schedule
+from ..frameworks.deepspeed.rank_memory import cast
+from ..frameworks.fsdp2.training import called
+from ..frameworks.megatron.peak_estimate import measured
+from ..frameworks.megatron.settings_from_options import settings_of
+from ..frameworks.peak_estimate import Bytes, Walk, alike, torch_passes
+from ..frameworks.ranks import Cluster
+from ..frameworks.transient_bytes import around_of
+from ..parallel.layout import ALONE, ImpossibleLayout, Layout, Schedule
+from ..parallel.layout_request import Asked, Framework
+from ..parallel.schedules import Timetable, pipeline, timetable
+from ..parallel.search import Search, search
 
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""

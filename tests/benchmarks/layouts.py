@@ -6,12 +6,12 @@ import time
 from functools import partial
 
 import llmcalc
-from llmcalc.device.cluster import Cluster
-from llmcalc.device.memory import Memory, memory
-from llmcalc.device.runtime import runtime_of
-from llmcalc.device.settings import Settings
-from llmcalc.layouts.asked import Asked, Framework
-from llmcalc.run.layout import Layout
+from llmcalc.device_memory.cuda_runtime import runtime_of
+from llmcalc.device_memory.estimate import Memory, memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.layout_request import Asked, Framework
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.plan import plan_of, walk_of
 

@@ -32,10 +32,10 @@ from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
 from llmcalc.cli.options import show
 from llmcalc.cli.output import written
-from llmcalc.views.document import Column, Linked, Report, Row, Shown, Table, text_of
-from llmcalc.views.formats import WRITERS
-from llmcalc.views.formats.html import html
-from llmcalc.views.formats.plain import escaped
+from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, text_of
+from llmcalc.reports.formats import WRITERS
+from llmcalc.reports.formats.html import html
+from llmcalc.reports.formats.plain import escaped
 
 CONTROL = "\x1b]0;t\x07\x1b[2J\r\n\t\x9b1m\x7f\u202e\u2066\u2028\u200b"
 NAME = f"=1+1{CONTROL}[link=x][red]:smile:$x_1$<b>*a*@me`|#1"

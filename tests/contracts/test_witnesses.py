@@ -24,42 +24,42 @@ import llmcalc.components
 from llmcalc.components.base import Part
 from llmcalc.components.evidence import in_words
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.device import distributed_torch
-from llmcalc.device.answer import TENSORS, known
-from llmcalc.device.cluster import FRAMEWORKS
-from llmcalc.device.deepspeed import evidence as deepspeed
-from llmcalc.device.fsdp import evidence as fsdp2
-from llmcalc.device.megatron import evidence as megatron
-from llmcalc.device.optimizers import RECORDS
+from llmcalc.device_memory.device_memory import TENSORS, known
+from llmcalc.device_memory.optimizer_steps import RECORDS
 from llmcalc.errors import InputError
 from llmcalc.evidence import STATUSES, UNTESTED, Evidence, FrameworkEvidence, Witness, weakest, witness_of
-from llmcalc.kernels.choices import EAGER, Choices
-from llmcalc.kernels.evidence import choice_name, chosen_kernels, short
-from llmcalc.kernels.profiles.eager import Eager
+from llmcalc.frameworks.deepspeed import evidence as deepspeed
+from llmcalc.frameworks.fsdp2 import evidence as fsdp2
+from llmcalc.frameworks.megatron import evidence as megatron
+from llmcalc.frameworks.ranks import FRAMEWORKS
+from llmcalc.frameworks.torch import evidence as distributed_torch
+from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.evidence import choice_name, chosen_kernels, short
+from llmcalc.simulator.profiles.eager import Eager
+from tests.comparisons import Thing, compared_things
 from tests.contracts.copies import TOYS, command, copy_to, insert, python
 from tests.contracts.test_parts import around_a_model
-from tests.kernels.compare import examples
-from tests.witnesses import Thing, compared_things
+from tests.simulator.compare import examples
 
 MODULES = (
-    "tests/kernels/test_eager.py",
-    "tests/kernels/test_choices.py",
-    "tests/kernels/test_inference.py",
-    "tests/kernels/test_predictions.py",
-    "tests/kernels/test_adapter_libraries.py",
-    "tests/kernels/published/test_published.py",
-    "tests/device/test_grid.py",
-    "tests/device/test_optimizer_steps.py",
-    "tests/device/test_published.py",
-    "tests/device/test_fsdp2.py",
-    "tests/device/test_fsdp2_pipeline.py",
-    "tests/device/test_two_dimensions.py",
-    "tests/device/test_deepspeed.py",
-    "tests/device/test_serving.py",
-    "tests/device/test_pipeline.py",
-    "tests/device/test_megatron.py",
-    "tests/device/test_megatron_delta.py",
-    "tests/device/test_megatron_sparse.py",
+    "tests/simulator/test_eager.py",
+    "tests/simulator/test_choices.py",
+    "tests/simulator/test_inference.py",
+    "tests/simulator/test_predictions.py",
+    "tests/simulator/test_adapter_libraries.py",
+    "tests/simulator/published/test_published.py",
+    "tests/device_memory/test_grid.py",
+    "tests/device_memory/test_optimizer_steps.py",
+    "tests/device_memory/test_published.py",
+    "tests/frameworks/fsdp2/test_fsdp2.py",
+    "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
+    "tests/frameworks/fsdp2/test_two_dimensions.py",
+    "tests/frameworks/deepspeed/test_deepspeed.py",
+    "tests/frameworks/test_serving.py",
+    "tests/frameworks/torch/test_pipeline.py",
+    "tests/frameworks/megatron/test_megatron.py",
+    "tests/frameworks/megatron/test_megatron_delta.py",
+    "tests/frameworks/megatron/test_megatron_sparse.py",
 )
 """The modules with tests that compare."""
 

@@ -15,7 +15,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.costs.params import params
-from llmcalc.costs.resident import Setup, memory
+from llmcalc.device_memory.static import Setup, memory
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, ParamTensor

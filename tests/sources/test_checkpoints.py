@@ -19,6 +19,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.comparisons.test_families import SHAPES
 
 from llmcalc.errors import InputError
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
@@ -27,9 +28,8 @@ from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
-from llmcalc.verify.checkpoint import match
+from llmcalc.witnesses.checkpoint import match
 from tests.builders import spec_of
-from tests.verify.test_families import SHAPES
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from llmcalc.costs.quantization.base import Site, sites
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.verify.transformers import build, find
+from llmcalc.witnesses.transformers import build, find
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
 

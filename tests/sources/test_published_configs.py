@@ -19,7 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.file import described
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.to_hf.compare import canonical
-from llmcalc.verify.transformers import build
+from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
 
 Run = Callable[..., Any]

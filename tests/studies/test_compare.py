@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import llmcalc
 from llmcalc.cli.main import app
 from llmcalc.errors import InputError
+from llmcalc.reports.compare import report
+from llmcalc.reports.document import cell_text
 from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
-from llmcalc.views.compare import report
-from llmcalc.views.document import cell_text
 
 MODELS = ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "bart-large"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from llmcalc import load
-from llmcalc.device.memory import memory
-from llmcalc.device.settings import Settings
-from llmcalc.layouts.asked import Asked
-from llmcalc.run.layout import Layout
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.layout_request import Asked
 from llmcalc.studies import fit_devices
 from llmcalc.studies.plan import TOO_MUCH, Candidate, Walks, bubble, ranked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmcalc.layouts.asked import Framework
+from llmcalc.parallel.layout_request import Framework
 from llmcalc.studies.plan import OVER, UNDER
 from tests.studies.walk_errors import FRAMEWORKS, errors
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmcalc import load
-from llmcalc.device.cluster import Cluster
-from llmcalc.device.memory import memory
-from llmcalc.device.settings import Settings
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.layouts.asked import Asked, Framework
-from llmcalc.layouts.search import search
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.parallel.layout_request import Asked, Framework
+from llmcalc.parallel.search import search
 from llmcalc.studies.plan import walk_of
 
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "fsdp2", "deepspeed")

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import pytest
 
-from llmcalc.layouts.schedules import pipeline, timetable
-from llmcalc.run.layout import Layout
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.schedules import pipeline, timetable
 
 from .conftest import Question
 from .loading import WEB, Open, bridge, inaccessible, module, settled, until

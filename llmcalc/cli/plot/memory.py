@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from ...costs.resident import Fit
-from ...device.memory import memory
-from ...device.runtime import runtime_of
-from ...device.settings import Settings
+from ...device_memory.cuda_runtime import runtime_of
+from ...device_memory.estimate import memory
+from ...device_memory.settings import Settings
+from ...device_memory.static import Fit
 from ...optional import included
 from ...plots.figure import needs_matplotlib
 from ..device_options import CublasWorkspace, takes_settings

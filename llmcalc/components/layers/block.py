@@ -22,7 +22,7 @@ from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ...run.rows import SOURCE
+from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention

@@ -17,7 +17,7 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import WithStart
+from ...workload.derived_rows import WithStart
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, KVHeads, Unscalable, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope

@@ -18,7 +18,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...ops.sparse import COMPRESSED
-from ...run.rows import Rows
+from ...workload.rows import Rows
 from ..base import (
     BY_TORCH,
     Context,

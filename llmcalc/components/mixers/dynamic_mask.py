@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.with_past import WithPast
+from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope

@@ -19,7 +19,7 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Blocks, WithSums
+from ...workload.derived_rows import Blocks, WithSums
 from ..base import BY_TORCH, ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
 from ..runtime import Run

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
-from ...run.rows import Routed
+from ...workload.rows import Routed
 from ..base import PUBLISHED, Context, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Joined
-from ...run.rows import SOURCE
+from ...workload.derived_rows import Joined
+from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope

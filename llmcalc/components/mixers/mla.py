@@ -19,7 +19,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...run.with_past import WithPast
+from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate

@@ -16,7 +16,7 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import Routed
+from ...workload.rows import Routed
 from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope

@@ -17,7 +17,7 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Multiple
+from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..position import angles_of
 from ..runtime import Run, vector

@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
-from llmcalc.costs.resident import Setup, memory
+from llmcalc.device_memory.static import Setup, memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.costs.quantization.test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from .....ops import Linear, Op
-from .....run.rows import LOGITS
+from .....workload.rows import LOGITS
 from ...config import Config
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
