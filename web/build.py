@@ -46,8 +46,15 @@ AT_ONCE = 16
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 NOT_ON_THE_PAGE = (
-    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.")),
-    *(f"llmcalc/sources/{part}" for part in ("launch/", "checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
+    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "witnesses/", "testing.", "pytest_plugin.")),
+    *(f"llmcalc/sources/{part}" for part in ("checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
+    *(
+        f"llmcalc/frameworks/launch/{part}."
+        for part in ("accelerate", "read", "shell", "shell_arithmetic", "text", "trainer")
+    ),
+    *(f"llmcalc/frameworks/megatron/{part}." for part in ("launch_file", "ignored_flags", "model_from_flags")),
+    *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "option_names")),
+    "llmcalc/frameworks/deepspeed/config_file.",
     *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget.")),
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
     *("llmcalc/sources/budgets.", "llmcalc/presets/description.schema."),
@@ -56,12 +63,11 @@ NOT_ON_THE_PAGE = (
 """What the page never imports, left out of its archives."""
 
 CLUSTER = (
-    *(f"llmcalc/device_memory/{part}/" for part in ("fsdp", "deepspeed", "megatron")),
-    *(f"llmcalc/device_memory/{part}." for part in ("cluster", "nccl", "pipeline", "ring", "serving", "walk")),
-    "llmcalc/frameworks/megatron/kernels/",
-    *(f"llmcalc/parallel/{part}." for part in ("asked", "communication", "nearest", "schedules", "search", "weights")),
-    *(f"llmcalc/workload/{part}." for part in ("deepspeed", "megatron", "titan")),
-    *(f"llmcalc/frameworks/launch/{part}." for part in ("__init__", "launch")),
+    "llmcalc/frameworks/",
+    *(
+        f"llmcalc/parallel/{part}."
+        for part in ("communication", "layout_request", "nearest", "schedules", "search", "weight_shards")
+    ),
     "llmcalc/studies/plan.",
     *(f"llmcalc/reports/{part}." for part in ("cluster", "plan", "schedule", "formats/pipe")),
 )
@@ -74,7 +80,7 @@ SHAPES = (
 """What shapes of one size and the proportions of models need: an archive of its own."""
 
 LATER = (
-    *(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas")),
+    *(f"llmcalc/{part}/" for part in ("device_memory", "simulator", "parallel", "symbolic")),
     *(f"llmcalc/reports/{part}." for part in ("memory", "explain", "expression")),
 )
 """What the first answer does not need: an archive of its own, which memory and formulas load."""

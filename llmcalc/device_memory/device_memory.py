@@ -13,13 +13,15 @@ from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_o
 from ..model import ModelSpec
 from ..simulator.caching_allocator import PlayedAllocator
 from ..simulator.event_log import Recorded
+from ..simulator.layer_loops import FEW, Loop, loops
 from ..simulator.layer_pattern import RECORDED
 from ..simulator.meter import Peak, Place
 from ..simulator.repeat_layers import Blocks, Irregular, Unfolding
+from ..simulator.replay_result import Replayed
 from .cuda_runtime import HOPPER, Runtime
 from .evidence import evidence_of_run
-from .linear_in_layers import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
-from .training import Replayed, Training, record
+from .linear_in_layers import folded, node_of, of_one_pass, unfolded
+from .training import Training, record
 
 MANY = 64
 """Layers up to which a run is replayed in full on the allocator."""

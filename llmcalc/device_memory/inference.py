@@ -19,12 +19,12 @@ from ..simulator.event_log import Recorded, Recorder
 from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
+from ..simulator.replay_result import Replayed
 from ..simulator.tensor import DTYPES, INT64, Storage, counted_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import Sight
 from ..workload.workload import Phase, Workload
-from .training import Replayed
 
 InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 

@@ -7,7 +7,7 @@ first step left.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -17,13 +17,13 @@ from ..flow.record import Flow
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
-from ..simulator.caching_allocator import PlayedAllocator
 from ..simulator.choices import EAGER, Choices
 from ..simulator.event_log import Event, Recorded, Recorder, passing, renamed, repeatable
 from ..simulator.lowering import Path
-from ..simulator.meter import Device, Meter, Peak, Place
+from ..simulator.meter import Device, Meter, Place
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import Eager
+from ..simulator.replay_result import PHASES, Replayed
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
@@ -31,9 +31,6 @@ from ..workload.run_config import Sight
 from ..workload.workload import Workload
 from .optimizer_steps import Implementation, Trained
 from .optimizer_steps import step as optimizer_step
-
-PHASES = ("forward", "backward", "step")
-"""The parts of a training step, in order."""
 
 
 @dataclass(frozen=True)
@@ -80,47 +77,6 @@ class Training:
     offload: bool = False
     state_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
-
-
-@dataclass
-class Replayed:
-    """What a replay of two steps found, in bytes.
-
-    set_up: after set-up. peaks: place → the most in the second step, and in the first step of the optimizer.
-    after: after the second step.
-    reserved: the most that the allocator reserved. slop: how many more bytes its blocks have than tensors ask for, at
-        the most of each; slop_after: after the second step. All 0 without an allocator.
-    slopes: of a run of few layers that stands for many, a place in the second repeat of a stack's pattern → how much
-        more every further repeat has there, up to the one before the last.
-    """
-
-    set_up: int = 0
-    after: int = 0
-    reserved: int = 0
-    slop: int = 0
-    slop_after: int = 0
-    peaks: Mapping[Place, Peak] = field(default_factory=dict)
-    slopes: Mapping[Place, int] = field(default_factory=dict)
-
-    def read(self, device: Device | PlayedAllocator, requested: int, peak_requested: int) -> None:
-        """Takes what an allocator counted. requested, peak_requested: bytes of tensors after the run, and the most."""
-        self.reserved = device.peak_reserved
-        self.slop = device.peak_allocated - peak_requested
-        self.slop_after = device.allocated - requested
-
-    def take_peaks(
-        self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
-    ) -> None:
-        """Takes the peaks of a later step in these phases, and that of the optimizer's first step if it is higher."""
-        self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
-        step = Place("step")
-        if step in first and first[step].bytes > then[step].bytes:
-            self.peaks[step] = first[step]
-
-    @property
-    def peak(self) -> tuple[Place, Peak]:
-        """The place of the highest peak."""
-        return max(self.peaks.items(), key=lambda one: one[1].bytes)
 
 
 class TrainingRun:

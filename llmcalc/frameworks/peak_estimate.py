@@ -15,7 +15,6 @@ from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.optimizers import bytes_of, in_a_layer
 from ..costs.params import total_of
 from ..device_memory.estimate import Memory
-from ..device_memory.linear_in_layers import FEW
 from ..device_memory.training import Training
 from ..flow.program import Scope
 from ..flow.tree import Use
@@ -27,6 +26,7 @@ from ..parallel.rank_program import rank_program
 from ..parallel.schedules import Pipeline, pipeline
 from ..parallel.search import routed_experts
 from ..simulator.event_log import Recorder
+from ..simulator.layer_loops import FEW
 from ..simulator.layer_pattern import in_order, pattern
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of

@@ -13,7 +13,6 @@ from ..costs.optimizers import ALIASES
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import TORCH, DeviceMemory, Term, known_memory, summed
 from ..device_memory.estimate import Memory
-from ..device_memory.linear_in_layers import loops
 from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..evidence import Evidence, FrameworkEvidence
@@ -21,6 +20,7 @@ from ..model import ModelSpec
 from ..parallel.communication import Traffic, communication
 from ..parallel.layout import Layout
 from ..parallel.layout_request import Framework, dated
+from ..simulator.layer_loops import loops
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .fsdp2.settings import TitanSettings

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from ..device_memory.linear_in_layers import Loop
-from ..device_memory.training import Replayed
 from .caching_allocator import PlayedAllocator, Score
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
+from .layer_loops import Loop
 from .layer_pattern import RECORDED
 from .meter import Meter, Place
+from .replay_result import Replayed
 
 LAST = RECORDED - 1
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from ..device_memory.linear_in_layers import FEW, loops
 from ..errors import InputError
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..simulator.choices import Choices
+from ..simulator.layer_loops import FEW, loops
 from ..simulator.strides import forget
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
 from llmcalc.device_memory.device_memory import training_memory
-from llmcalc.device_memory.linear_in_layers import folded, loops
-from llmcalc.device_memory.training import Replayed, Training, record, replay
+from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
 from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.replay_result import Replayed
 from llmcalc.workload.recompute import recompute_of
 
 from .timing import calls, line

@@ -6,10 +6,11 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.device_memory import training_memory
-from llmcalc.device_memory.linear_in_layers import Loop, folded, loops
+from llmcalc.device_memory.linear_in_layers import folded
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.flow.program import Scope
 from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import Loop, loops
 from llmcalc.simulator.layer_pattern import pattern
 from llmcalc.workload.recompute import Recompute
 

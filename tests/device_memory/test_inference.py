@@ -17,13 +17,14 @@ from llmcalc.components.position import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import inference
 from llmcalc.device_memory.inference import Inference, replay_inference
-from llmcalc.device_memory.linear_in_layers import folded, loops, of_one_pass
-from llmcalc.device_memory.training import Replayed
+from llmcalc.device_memory.linear_in_layers import folded, of_one_pass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.meter import Place
 from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.simulator.replay_result import Replayed
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.witness import Alive
 

@@ -15,13 +15,14 @@ from llmcalc.device_memory import device_memory as answer
 from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.device_memory import training_memory
 from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
-from llmcalc.device_memory.linear_in_layers import folded, loops, node_of
+from llmcalc.device_memory.linear_in_layers import folded, node_of
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import PlayedAllocator
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.event_log import FREED, Event, Recorded, passing, repeatable
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
 from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.repeat_layers import Irregular, Unfolding

@@ -8,13 +8,14 @@ from typing import Any
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
 from ...device_memory.estimate import Memory
-from ...device_memory.linear_in_layers import loops
-from ...device_memory.training import Replayed, Training, replayed
+from ...device_memory.training import Training, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
+from ...simulator.layer_loops import loops
 from ...simulator.meter import Device, Meter
 from ...simulator.online_allocator import CachingAllocator
+from ...simulator.replay_result import Replayed
 from ...simulator.tensor import DTYPES, FLOAT32
 from .settings import VERSION, DeepSpeedSettings
 from .zero3 import GatheredRun

@@ -18,19 +18,20 @@ from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
-from ...device_memory.linear_in_layers import Loop, loops, loops_of
-from ...device_memory.training import PHASES, Replayed, Training, replayed
+from ...device_memory.training import Training, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, schedule_of
 from ...simulator.caching_allocator import PlayedAllocator
 from ...simulator.event_log import Event, Recorded, Recorder
+from ...simulator.layer_loops import Loop, loops, loops_of
 from ...simulator.layer_pattern import RECORDED
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import Irregular, Unfolding
+from ...simulator.replay_result import PHASES, Replayed
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
 from .lowering import Sharded

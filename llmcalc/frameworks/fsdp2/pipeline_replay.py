@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import uncollected
-from ...device_memory.training import Replayed, Training
+from ...device_memory.training import Training
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.caching_allocator import Openings
@@ -21,6 +21,7 @@ from ...simulator.meter import Block
 from ...simulator.repeat_layers import Irregular
 from ...simulator.repeat_microbatches import Case, Home, Passes, Piece, Played, Reading, Trace, shown
 from ...simulator.repeat_microbatches import Noted as Written
+from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import Known, alike, on_allocator
 from .param_groups import ALL_REDUCE, Gathered, Parameter

@@ -14,7 +14,6 @@ from ...device_memory.cuda_runtime import HOPPER, Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known
 from ...device_memory.estimate import Memory, is_recurrent
 from ...device_memory.evidence import evidence_of_run
-from ...device_memory.linear_in_layers import Loop, loops
 from ...device_memory.training import Training
 from ...errors import InputError
 from ...evidence import STATUSES
@@ -25,6 +24,7 @@ from ...parallel.layout import Layout
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
 from ...simulator.event_log import Recorded, Recorder
+from ...simulator.layer_loops import Loop, loops
 from ...simulator.layer_pattern import RECORDED
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import Irregular

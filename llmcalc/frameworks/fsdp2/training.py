@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...costs.optimizers import ALIASES
-from ...device_memory.linear_in_layers import loops
 from ...device_memory.training import Training, TrainingRun, repeated, two_steps
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import Recorded, Recorder
+from ...simulator.layer_loops import loops
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES

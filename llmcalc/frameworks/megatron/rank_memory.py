@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT, Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
-from ...device_memory.linear_in_layers import loops
-from ...device_memory.training import PHASES, Replayed
 from ...model import ModelSpec
 from ...simulator.caching_allocator import Openings
 from ...simulator.event_log import Recorder
+from ...simulator.layer_loops import loops
 from ...simulator.meter import Place
 from ...simulator.repeat_layers import Irregular
 from ...simulator.repeat_microbatches import Case, Noted, Played, Trace
+from ...simulator.replay_result import PHASES, Replayed
 from .kernel_choices import expandable
 from .kernels import Parameter
 from .record_passes import rehearsed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...device_memory.training import Replayed, Training, TrainingRun, replayed
+from ...device_memory.training import Training, TrainingRun, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.communication import bucket_sizes
@@ -28,6 +28,7 @@ from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.dtensor import Divided
 from ...simulator.profiles.eager import Eager
 from ...simulator.repeat_microbatches import Played, Rehearsal
+from ...simulator.replay_result import Replayed
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import uncollected
-from ...device_memory.training import Replayed, Training, replayed
+from ...device_memory.training import Training, replayed
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import Openings
@@ -15,6 +15,7 @@ from ...simulator.event_log import Recorder
 from ...simulator.lowering import Found
 from ...simulator.repeat_layers import Irregular
 from ...simulator.repeat_microbatches import Case, Noted, Played, Rehearsal, Trace
+from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
 from .pipeline import Flight, RankRun
 

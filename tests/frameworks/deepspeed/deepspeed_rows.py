@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmcalc.device_memory.device_memory import summed
-from llmcalc.device_memory.linear_in_layers import loops
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.deepspeed.rank_memory import known, replay_zero
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.nccl import with_nccl
 from llmcalc.parallel.layout import Layout
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.online_allocator import CachingAllocator
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 

@@ -17,7 +17,6 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.estimate import memory
-from llmcalc.device_memory.linear_in_layers import loops
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
@@ -31,6 +30,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
 from llmcalc.simulator.meter import Meter, Place
 from llmcalc.simulator.repeat_layers import Unfolding

@@ -12,7 +12,6 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
 from llmcalc.device_memory.device_memory import Term, summed
-from llmcalc.device_memory.linear_in_layers import loops
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
@@ -32,6 +31,7 @@ from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import Asked
+from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.workload.recompute import recompute_of
