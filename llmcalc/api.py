@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
 from .costs import params as param_costs
-from .device_memory.static import MemoryPhase
+from .device_memory.settings import MemoryPhase
 from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included

@@ -12,6 +12,7 @@ from ..optional import included
 from ..reports.explain import report
 from ..symbolic.explain import Explanation, explain
 from ..symbolic.formulas import Recomputed, Setting, TrainingSetting
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     AttentionImplementationOption,
@@ -31,7 +32,6 @@ from .options import (
     show,
     size,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 NodeArgument: TypeAlias = Annotated[
     str | None,

@@ -13,6 +13,7 @@ from ..reports.flops import report
 from ..studies.rules import conventions
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.workload import Phase
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -34,7 +35,6 @@ from .options import (
     show,
     size,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 SEQ_HELP = (
     f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "

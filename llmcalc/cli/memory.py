@@ -11,7 +11,7 @@ from .. import units
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import memory
-from ..device_memory.settings import Settings, option
+from ..device_memory.settings import Settings
 from ..device_memory.static import fits
 from ..errors import InputError
 from ..frameworks.launch.read import read_launch
@@ -24,7 +24,7 @@ from ..reports.cluster import report as cluster_report
 from ..reports.memory import report
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
-from .device_options import CublasWorkspace, takes_settings
+from ..workload.setting import option
 from .hardware import accelerators, complete_name
 from .layout_options import takes_layout
 from .options import (
@@ -45,10 +45,11 @@ from .options import (
     show,
 )
 from .output import remark
+from .run_options import CublasWorkspace, takes_settings
 
 HARDWARE_HELP = (
-    "Does it fit on this accelerator? A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; repeatable; "
-    "common ones if not given; exit code 1 if it fits on none of those given."
+    "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
+    "repeatable. By default common ones are listed. Exit code 1 if it fits on none of those given."
 )
 
 ASSUMED = "H100"
@@ -95,8 +96,9 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file that starts a run: Megatron-LM's arguments (YAML, JSON, shell script), a torchtitan job, a "
+            help="The file that starts a run. Megatron-LM's arguments (YAML, JSON, shell script), a torchtitan job, a "
             "DeepSpeed, accelerate or Trainer config. It says the model, or what TARGET is trained with.",
+            rich_help_panel="What runs",
             show_default=False,
         ),
     ] = None,
@@ -107,7 +109,13 @@ def command(
     with_towers: WithTowers = False,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=HARDWARE_HELP, autocompletion=complete_name, show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help=HARDWARE_HELP,
+            autocompletion=complete_name,
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
     notes: NotesOption = False,

@@ -37,9 +37,9 @@ def complete_target(incomplete: str) -> list[str]:
 
 
 TARGET_HELP = (
-    "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a "
-    "config.json, a hub id (org/name) or its URL, or - for standard input. NAME?field=value overrides a field of "
-    "this target alone."
+    "A preset, .toml, config.json, hub id, or - for stdin. A preset's name or alias (llmcalc presets lists them), a "
+    "path to a .toml description or a config.json, a hub id (org/name) or its URL, or - for standard input. "
+    "NAME?field=value overrides a field of this target alone."
 )
 
 Target: TypeAlias = Annotated[
@@ -71,8 +71,9 @@ Overrides: TypeAlias = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Override a field of the spec, such as num_hidden_layers=12. Repeatable.",
+        help="Override a field, such as num_hidden_layers=12. Repeatable.",
         show_default=False,
+        rich_help_panel="Model",
     ),
 ]
 
@@ -184,7 +185,11 @@ RecomputeOption: TypeAlias = Annotated[
 HeadOption: TypeAlias = Annotated[
     HeadKind | None,
     typer.Option(
-        "--head", help="Override the head implied by `architectures` (Hugging Face configs).", show_default=False
+        "--head",
+        help="Override the head implied by `architectures` (Hugging Face configs).",
+        show_default=False,
+        rich_help_panel="Model",
+        hidden=True,
     ),
 ]
 
@@ -194,6 +199,8 @@ AllowUnknown: TypeAlias = Annotated[
     typer.Option(
         "--allow-unknown",
         help="Ignore misspelt fields and unknown sizes of a Hugging Face config.",
+        rich_help_panel="Model",
+        hidden=True,
     ),
 ]
 
@@ -271,10 +278,13 @@ def _offline(asked: bool) -> bool:
 
 
 OfflineOption: TypeAlias = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="Use cached hub files only.")
+    bool,
+    typer.Option(
+        "--offline", callback=_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
+    ),
 ]
 NotesOption: TypeAlias = Annotated[
-    bool, typer.Option("--notes", help="Print all notes below the tables, not only two.")
+    bool, typer.Option("--notes", help="Print all notes below the tables. Without it, two.", rich_help_panel="Output")
 ]
 TableOption: TypeAlias = Annotated[
     str | None,
@@ -283,9 +293,13 @@ TableOption: TypeAlias = Annotated[
         metavar="NAME",
         help="Table to print, if there are several; CSV holds one, by default the first.",
         show_default=False,
+        rich_help_panel="Output",
+        hidden=True,
     ),
 ]
-FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print the answer.")]
+FormatOption: TypeAlias = Annotated[
+    Format, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.", rich_help_panel="Output")
+]
 
 
 def _output(path: Path | None) -> Path | None:
@@ -304,14 +318,15 @@ Output: TypeAlias = Annotated[
         "-o",
         metavar="FILE",
         callback=_output,
-        help="Write to FILE instead of the terminal; - is the terminal.",
+        help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
+        rich_help_panel="Output",
     ),
 ]
 
 
 def _counting_in(part: OptionalPart) -> Any:
-    return typer.Option(part.option, help=f"Include {part.title} in the totals.")
+    return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
 
 
 JunitOption: TypeAlias = Annotated[

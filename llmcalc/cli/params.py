@@ -11,6 +11,7 @@ from ..optional import OPTIONAL_PARTS, included
 from ..reports.document import Report, joined
 from ..reports.params import report
 from ..sources.names import is_checkpoint, is_hub_id
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -27,7 +28,6 @@ from .options import (
     load_one,
     show,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 
 @takes_rank

@@ -14,7 +14,6 @@ from ..parallel.nearest import nearest_text
 from ..reports.plan import report
 from ..sources.hardware import find_hardware
 from ..studies.plan import plan_of
-from .device_options import CublasWorkspace, takes_settings
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
@@ -35,6 +34,7 @@ from .options import (
     show,
     size,
 )
+from .run_options import CublasWorkspace, takes_settings
 
 
 @takes_settings

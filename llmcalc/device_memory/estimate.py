@@ -21,7 +21,8 @@ from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, Beside, DeviceMemory, Run, Term, device_memory, known
 from .evidence import evidence_of_run
 from .inference import record_inference
-from .settings import Settings, stored_otherwise
+from .settings import Settings
+from .simulated_run import cache_block, inference_passes, is_stored_otherwise, kernel_choices, training_run
 from .static import MemoryUse
 from .training import Training, record
 
@@ -79,7 +80,7 @@ class Memory:
     def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
         """The attention implementation, and what the run holds with it."""
         if runtime not in self._found:
-            usual = self.settings.choices().attention
+            usual = kernel_choices(self.settings).attention
             try:
                 self._found[runtime] = usual, self._replayed(runtime, usual)
             except Unsupported:
@@ -97,7 +98,7 @@ class Memory:
         """How a rank of a layout trains the model. Raises `InputError` for another phase."""
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        return self.settings.training(self.states, self.states.count.include)
+        return training_run(self.settings, self.states)
 
     def _training(self) -> Run:
         how = self.training()
@@ -105,7 +106,7 @@ class Memory:
 
     def _inference(self, attention: AttentionImplementation) -> Run:
         """Prefill, decoding, or both, one after the other on an allocator of its own each."""
-        passes = self.settings.passes(self.spec, self.states, attention)
+        passes = inference_passes(self.settings, self.spec, self.states, attention)
         return lambda layers, workspace: [record_inference(self.spec, how, layers, workspace) for how in passes]
 
     def _beside(self) -> list[Beside]:
@@ -113,9 +114,9 @@ class Memory:
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._towers()
-        block = settings.block(use)
+        block = cache_block(settings, use)
         paged = [Beside("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        return [*paged, *([Beside("weights", use.weights)] if stored_otherwise(use) else self._towers())]
+        return [*paged, *([Beside("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
 
     def _towers(self) -> list[Beside]:
         """The image and audio encoders, if they are included: no text passes through them."""
@@ -154,7 +155,7 @@ class Memory:
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(settings.block(use)), "a paged cache, written in place"),
+            (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated = [
@@ -165,7 +166,7 @@ class Memory:
         ]
         optimizer = None if use.optimizer is None else use.optimizer.name
         return [
-            *evidence_of_run(self.spec, settings.choices(attention), optimizer, use.count.include),
+            *evidence_of_run(self.spec, kernel_choices(settings, attention), optimizer, use.count.include),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
         ]
@@ -194,6 +195,5 @@ def memory(
     that of an H100 with torch's defaults.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
-    settings.check(spec)
-    states = resident.memory(spec, settings.setup(), published, include, config)
+    states = resident.memory(spec, settings, published, include, config)
     return Memory(spec, settings, states, published, config, runtime)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from ..algebra import ceil_div
 from ..costs.optimizers import ALIASES, BLOCK, LEAST_8BIT
@@ -26,11 +26,7 @@ from ..evidence import UNTESTED, Evidence, Witness, by_source, by_torch
 from ..simulator.aten import Aten
 from ..simulator.autograd import Graph
 from ..simulator.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Tensor, counted_as
-
-Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
-"""How a library runs a step: `foreach`, each operation over all tensors of one type at once; `fused`, one kernel for
-all operations; `loop`, tensor after tensor.
-"""
+from .settings import Implementation
 
 
 @dataclass(frozen=True)

@@ -1,169 +1,551 @@
-"""Every setting of a run on one device: what `llmcalc memory` and `llmcalc fit` take."""
+"""Every setting of a run: its name, type, default and help, and the phases in which it means something.
+
+One declaration a setting. The options of `memory`, `fit` and `plan`, the arguments of the Python functions, the fields
+of the page and of budgets, and the checks of all of them, are read from here (`workload/setting.py`). What runs with
+these settings is in `device_memory/simulated_run.py`, what stays in memory in `device_memory/static.py`.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ..costs.context_length import check_source
 from ..errors import InputError, suggest
-from ..model import ModelSpec
-from ..ops import ExpertLinear
-from ..optional import TOWERS
-from ..simulator.adapters import Adapters
-from ..simulator.choices import Choices
-from ..simulator.tensor import DTYPES, FLOAT8, Dtype
-from ..units import dtype, short_dtype
+from ..units import dtype
 from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
-from ..workload.expert_capacity import capacity_of
-from ..workload.lora import Library
-from ..workload.recompute import Recompute, recompute_of
-from ..workload.validation import maybe_whole, one_of, text
-from .inference import Inference
-from .optimizer_steps import Implementation, implementations
-from .static import MemoryPhase, MemoryUse, Setup
-from .training import Training
+from ..workload.lora import ALL_LINEAR, Base, Library
+from ..workload.recompute import MODES, Recompute, recompute_of
+from ..workload.setting import (
+    TRAINING,
+    WITHOUT_GRADIENTS,
+    Setting,
+    check_phase,
+    checked_values,
+    declared,
+    option,
+)
 
-Routing: TypeAlias = Literal["balanced", "worst"]
+if TYPE_CHECKING:
+    from ..model import ModelSpec
+
+MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
+MasterWeights: TypeAlias = Literal["fp32", "none"]
+Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
+Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
+"""How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
+kernel for all operations; `loop`, tensor after tensor.
+"""
 ZeroGrad: TypeAlias = Literal["none", "zeros"]
 Allocator: TypeAlias = Literal["segments", "expandable"]
 
+PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
+    "bf16": ("bfloat16", "none"),
+    "bf16-master": ("bfloat16", "fp32"),
+    "autocast": ("float32", "none"),
+    "fp32": ("float32", "none"),
+}
+"""Training precision → number format of the weights, and format of the master copy that the optimizer updates.
+
+bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
+autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
+"""
+
 KV_BLOCK = 16
 """Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
-
 
 SERVED_TOKENS = 8192
 """Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
 (vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
 """
 
+MOST_MICROBATCHES = 2**20
+"""The most micro-batches per step. From the second on all are alike, so two are replayed."""
+
+CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
+
+
+def check_number_format(where: str, value: str) -> str:
+    """The full name of a number format."""
+    try:
+        return dtype(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def check_cache_format(where: str, value: str) -> str:
+    """The name of a cache format, as it was given."""
+    from ..costs.cache_formats import cache_format
+
+    try:
+        cache_format(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return value
+
+
+def check_optimizer(where: str, value: str) -> str:
+    """The name of an optimizer, of its aliases too."""
+    from ..costs.optimizers import ALIASES, OPTIMIZERS
+
+    known = [*OPTIMIZERS, *ALIASES]
+    if value not in known:
+        raise InputError(
+            f"{where} {value}: not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(".")
+        )
+    return ALIASES.get(value, value)
+
+
+def check_recompute(where: str, value: str) -> str:
+    """A value of `recompute`, as it was given."""
+    recompute_of(value)
+    return value
+
+
+def check_capacity(where: str, value: str) -> str:
+    """A value of `moe`, as it was given."""
+    from ..workload.expert_capacity import capacity_of
+
+    capacity_of(value)
+    return value
+
+
+def check_version(where: str, value: str) -> str:
+    """A version such as 2.4.1."""
+    if not _VERSION.fullmatch(value):
+        raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
+    return value
+
+
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+
+
+def _optimizers() -> Iterable[str]:
+    from ..costs.optimizers import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
+def _schemes() -> Iterable[str]:
+    from ..costs.quantization import COMMON
+
+    return (*COMMON, "none")
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model runs on one device. None means the default. A setting of another phase is an error.
+    """How a model runs on one device. None means the default. A setting of another phase is an error."""
 
-    phase: training; prefill, which reads a prompt; decode, which adds one token after `seq` tokens; or inference, the
-        larger of prefill and decode with the kernels and the cache of a server.
-    batch: sequences, in training those of a micro-batch; default 1.
-    seq: tokens of each. Default in training `usual_sequence`, else `usual_context`.
-    source: tokens that the encoder of an encoder-decoder reads; default seq.
-    dtype, kv_dtype, quantize, precision, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, lora_rank,
-        lora_targets, lora_dtype, lora_library, modules_to_save, quantized_head, fused_qkv, base: as in
-        `costs.resident.Setup`. In prefill and decode the cache has the format of the activations by default, as the
-        reference's has.
-    attn_implementation: default eager; flash in inference, where the model's attention has such a kernel.
-    norm: default eager; fused in inference.
-    logits_dtype: number format in which the loss reads the logits; default fp32 if it is eager, else their own.
-    cross_entropy: default eager.
-    recompute: what runs again in the backward pass, as `recompute_of` reads it; default none.
-    compile: whether torch.compile is estimated: products and attention keep their results, norms are fused, and
-        everything else is computed again in the backward pass. Default False.
-    optimizer_impl: how the library runs the step; default its own on a GPU.
-    num_microbatches: micro-batches per step, whose gradients are accumulated; default 1.
-    moe: whether every expert takes all rows that choose it (`dropless`, default), or at most its share of them times a
-        factor (`capacity:1.25`), padded.
-    routing: whether tokens spread evenly over the experts (`balanced`, default) or as unevenly as they can (`worst`).
-        On one device the bytes are the same: all experts together take as many rows, or a fixed number each.
-    zero_grad: whether gradients are freed after a step (`none`, default) or kept as `zeros`.
-    lora_dropout: whether an adapter's input passes dropout; default False.
-    bitsandbytes, torch: versions of these libraries, such as `0.41.1`; default the newest. Older ones keep more.
-    loss_chunk: of a split cross-entropy, the tokens of a chunk; default an eighth of them.
-    keep_logits: whether the training loop names the logits until the backward pass has run; default False.
-    offload_activations: whether what layers save waits on the host; default False.
-    optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete; default False.
-    precision_aware_optimizer: whether the optimizer keeps its own main weights and states, each in a format of its own
-        (Megatron-LM with Transformer Engine); default False.
-    chunk: tokens of each sequence in a pass over the prompts. Default in inference so many that a pass has at most
-        8,192 tokens of all sequences, else the whole prompt.
-    kv_block: tokens of a block of a paged cache; 0 for a cache that grows by concatenation, as the reference's does.
-        Default 16 in inference and where the cache has a format of its own, else 0.
-    mla: form of latent attention; default absorbed in decode and expanded elsewhere.
-    allocator: whether torch's allocator makes `segments` (default) or `expandable` ones.
-    """
-
-    phase: MemoryPhase = "inference"
-    batch: int | None = None
-    seq: int | None = None
-    source: int | None = None
-    dtype: str | None = None
-    kv_dtype: str | None = None
-    quantize: str | None = None
-    precision: str | None = None
-    grad_dtype: str | None = None
-    master_weights: str | None = None
-    optimizer: str | None = None
-    optimizer_dtype: str | None = None
-    momentum: bool | None = None
-    lora_rank: int | None = None
-    lora_targets: tuple[str, ...] | None = None
-    lora_dtype: str | None = None
-    lora_dropout: bool | None = None
-    lora_library: Library | None = None
-    modules_to_save: tuple[str, ...] | None = None
-    quantized_head: bool | None = None
-    bitsandbytes: str | None = None
-    fused_qkv: bool | None = None
-    base: str | None = None
-    attn_implementation: AttentionImplementation | None = None
-    norm: NormImplementation | None = None
-    logits_dtype: str | None = None
-    loss_chunk: int | None = None
-    keep_logits: bool | None = None
-    cross_entropy: CrossEntropy | None = None
-    recompute: str | None = None
-    compile: bool | None = None
-    optimizer_impl: Implementation | None = None
-    num_microbatches: int | None = None
-    moe: str | None = None
-    routing: Routing | None = None
-    zero_grad: ZeroGrad | None = None
-    optimizer_in_backward: bool | None = None
-    precision_aware_optimizer: bool | None = None
-    offload_activations: bool | None = None
-    torch: str | None = None
-    chunk: int | None = None
-    kv_block: int | None = None
-    mla: LatentForm | None = None
-    allocator: Allocator | None = None
+    phase: Annotated[
+        MemoryPhase,
+        Setting(
+            "training, prefill, decode or inference. prefill reads a prompt, decode adds one token after --seq tokens, "
+            "inference is the larger of the two with the kernels and the cache of a server. The default of fit "
+            "--devices and of plan is training.",
+            "What runs",
+            "inference",
+            common=True,
+        ),
+    ] = "inference"
+    batch: Annotated[
+        int | None,
+        Setting(
+            "Sequences at once. In training those of a micro-batch.",
+            "What runs",
+            "1",
+            spellings=("-b", "--micro-batch"),
+            common=True,
+        ),
+    ] = None
+    seq: Annotated[
+        int | None,
+        Setting(
+            "Tokens of each sequence, such as 4096 or 32k. In decode those in the cache before the step. By default "
+            "2,048 in training, else the context that the model was made for, at most 32,768.",
+            "What runs",
+            spellings=("-s", "--ctx", "--max-model-len"),
+            common=True,
+        ),
+    ] = None
+    source: Annotated[
+        int | None,
+        Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of the weights: bf16, fp8, … By default the published one, in training that of --precision.",
+            "Precision and kernels",
+            check=check_number_format,
+            metavar="DTYPE",
+            common=True,
+        ),
+    ] = None
+    precision: Annotated[
+        Precision | None,
+        Setting(
+            "In training bf16, bf16-master, autocast or fp32. bf16-master has bf16 weights and gradients and fp32 master "
+            "weights and states; autocast keeps weights in fp32.",
+            "Precision and kernels",
+            "bf16-master",
+            TRAINING,
+            common=True,
+        ),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        Setting(
+            "How weights are stored: q4_k_m, awq-int4-g128, … By default as the config says.",
+            "Precision and kernels",
+            "",
+            WITHOUT_GRADIENTS,
+            example="nf4",
+            metavar="SCHEME",
+            common=True,
+            complete=_schemes,
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        Setting(
+            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMATS} By default bf16 in inference, else that "
+            "of the activations.",
+            "Precision and kernels",
+            "",
+            WITHOUT_GRADIENTS,
+            check=check_cache_format,
+            metavar="FORMAT",
+            common=True,
+        ),
+    ] = None
+    grad_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of gradients.",
+            "Precision and kernels",
+            "that of the weights",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    master_weights: Annotated[
+        MasterWeights | None,
+        Setting(
+            "Format of a second copy of the weights, which is updated.",
+            "Precision and kernels",
+            "as --precision",
+            TRAINING,
+        ),
+    ] = None
+    optimizer_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of optimizer states.",
+            "Precision and kernels",
+            "that of the tensors being updated",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    logits_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format in which the loss reads the logits.",
+            "Precision and kernels",
+            "fp32 for an eager cross-entropy, else their own",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        Setting(
+            "adamw, sgd, adafactor, adamw-8bit or muon.",
+            "Training",
+            "adamw",
+            TRAINING,
+            check=check_optimizer,
+            example="adamw",
+            metavar="NAME",
+            common=True,
+            complete=_optimizers,
+        ),
+    ] = None
+    recompute: Annotated[
+        str | None,
+        Setting(
+            f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
+            "(modules of a layer).",
+            "Training",
+            "none",
+            TRAINING,
+            check=check_recompute,
+            example="full",
+            metavar="MODE",
+            common=True,
+            complete=lambda: MODES,
+        ),
+    ] = None
+    num_microbatches: Annotated[
+        int | None,
+        Setting(
+            "Micro-batches per step. Their gradients are accumulated.",
+            "Training",
+            "1",
+            TRAINING,
+            most=MOST_MICROBATCHES,
+            common=True,
+        ),
+    ] = None
+    momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
+    optimizer_impl: Annotated[
+        Implementation | None,
+        Setting("How the optimizer's step runs.", "Training", "the library's own on a GPU", TRAINING),
+    ] = None
+    zero_grad: Annotated[
+        ZeroGrad | None,
+        Setting("Free gradients after a step (none), or keep them as zeros.", "Training", "none", TRAINING),
+    ] = None
+    optimizer_in_backward: Annotated[
+        bool | None,
+        Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING),
+    ] = None
+    precision_aware_optimizer: Annotated[
+        bool | None,
+        Setting(
+            "The optimizer keeps main weights and states in formats of its own, --grad-dtype and --optimizer-dtype "
+            "(Megatron-LM with Transformer Engine).",
+            "Training",
+            phases=TRAINING,
+        ),
+    ] = None
+    offload_activations: Annotated[
+        bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
+    ] = None
+    moe: Annotated[
+        str | None,
+        Setting(
+            "Experts take all rows that choose them (dropless), or F times an even share of the rows (capacity:F).",
+            "Training",
+            "dropless",
+            TRAINING,
+            check=check_capacity,
+            example="capacity:1.5",
+            metavar="dropless|capacity:F",
+        ),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        Setting(
+            "Train low-rank adapters of this rank (LoRA). The weights beside them are frozen.",
+            "Low-rank adapters",
+            "",
+            TRAINING,
+            common=True,
+        ),
+    ] = None
+    base: Annotated[
+        Base | None,
+        Setting(
+            "With --lora-rank: none, nf4 (QLoRA) or nf4-dq. How frozen matrices of the layers are stored.",
+            "Low-rank adapters",
+            "none",
+            TRAINING,
+            "lora_rank",
+            common=True,
+        ),
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            f"Linear layers with an adapter: names, or {ALL_LINEAR}.",
+            "Low-rank adapters",
+            "q_proj,v_proj",
+            TRAINING,
+            "lora_rank",
+            metavar="NAMES",
+        ),
+    ] = None
+    lora_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of adapters.",
+            "Low-rank adapters",
+            "fp32, as in PEFT",
+            TRAINING,
+            "lora_rank",
+            check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    lora_dropout: Annotated[
+        bool | None,
+        Setting("The input of an adapter passes dropout.", "Low-rank adapters", phases=TRAINING, needs="lora_rank"),
+    ] = None
+    lora_library: Annotated[
+        Library | None,
+        Setting(
+            "Whose adapters run; libraries differ in casts and copies.",
+            "Low-rank adapters",
+            "peft",
+            TRAINING,
+            "lora_rank",
+        ),
+    ] = None
+    modules_to_save: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            "Modules of which a copy is trained in full beside the frozen one: embed_tokens,lm_head.",
+            "Low-rank adapters",
+            "none",
+            TRAINING,
+            "lora_rank",
+            metavar="NAMES",
+        ),
+    ] = None
+    quantized_head: Annotated[
+        bool | None,
+        Setting(
+            "--base includes the output head, as in Lightning Fabric.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
+    bitsandbytes: Annotated[
+        str | None,
+        Setting(
+            "Version of bitsandbytes; before 0.43.2 products with 4-bit weights keep their inputs.",
+            "Low-rank adapters",
+            "the newest",
+            TRAINING,
+            "lora_rank",
+            check_version,
+            "0.45.0",
+            metavar="VERSION",
+        ),
+    ] = None
+    attn_implementation: Annotated[
+        AttentionImplementation | None,
+        Setting(
+            "Kernels of attention: eager, sdpa-math or flash. eager keeps all scores, flash none. By default flash in "
+            "inference, else eager.",
+            "Precision and kernels",
+            spellings=("--attn",),
+            metavar="KIND",
+            common=True,
+        ),
+    ] = None
+    norm: Annotated[
+        NormImplementation | None,
+        Setting("Norms step by step or as one kernel.", "Precision and kernels", "fused in inference, else eager"),
+    ] = None
+    cross_entropy: Annotated[
+        CrossEntropy | None,
+        Setting(
+            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune.",
+            "Precision and kernels",
+            "eager",
+            TRAINING,
+        ),
+    ] = None
+    loss_chunk: Annotated[
+        int | None,
+        Setting("Tokens of a chunk of a split cross-entropy.", "Precision and kernels", "an eighth of them", TRAINING),
+    ] = None
+    keep_logits: Annotated[
+        bool | None,
+        Setting(
+            "The training loop names the logits until the backward pass has run.",
+            "Precision and kernels",
+            phases=TRAINING,
+        ),
+    ] = None
+    fused_qkv: Annotated[
+        bool | None, Setting("Queries, keys and values are one product.", "Precision and kernels", phases=TRAINING)
+    ] = None
+    compile: Annotated[
+        bool | None,
+        Setting(
+            "An estimate of torch.compile: products and attention keep their results, norms are fused, and everything "
+            "else is computed again in the backward pass.",
+            "Precision and kernels",
+            phases=TRAINING,
+        ),
+    ] = None
+    torch: Annotated[
+        str | None,
+        Setting(
+            "Version of torch; before 2.1 AdamW's step makes two temporaries.",
+            "Precision and kernels",
+            "the newest",
+            TRAINING,
+            check=check_version,
+            example="2.6",
+            metavar="VERSION",
+        ),
+    ] = None
+    chunk: Annotated[
+        int | None,
+        Setting(
+            "Tokens of each sequence in a pass over the prompts.",
+            "Inference",
+            f"as many as make {SERVED_TOKENS:,} of all sequences in inference, else whole prompts",
+            WITHOUT_GRADIENTS,
+        ),
+    ] = None
+    kv_block: Annotated[
+        int | None,
+        Setting(
+            "Tokens of a block of a paged cache; 0 for a cache that grows by concatenation.",
+            "Inference",
+            f"{KV_BLOCK} in inference and where the cache has a format of its own, else 0",
+            WITHOUT_GRADIENTS,
+            least=0,
+        ),
+    ] = None
+    mla: Annotated[
+        LatentForm | None,
+        Setting("Form of latent attention.", "Inference", "absorbed in decode, expanded elsewhere", WITHOUT_GRADIENTS),
+    ] = None
+    allocator: Annotated[
+        Allocator | None,
+        Setting("Whether torch's allocator makes segments or expandable ones.", "Hardware", "segments"),
+    ] = None
 
     def with_(self, **changes: Any) -> Settings:
         """A copy with some settings changed."""
         return replace(self, **changes)
 
-    def setup(self) -> Setup:
-        """The settings that closed forms need: what stays in memory between passes."""
-        of = {one.name: getattr(self, one.name) for one in fields(Setup)}
-        return Setup(**of)
+    @property
+    def serves(self) -> bool:
+        """Whether kernels and cache are those of a server by default."""
+        return self.phase == "inference"
+
+    def recomputed(self) -> Recompute:
+        """What runs again in the backward pass."""
+        return recompute_of(self.recompute or "none")
+
+    def cached(self, seq: int) -> int:
+        """Tokens of each sequence that the cache holds after the last pass."""
+        return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises `InputError`, naming the option, for a setting of another phase, or of another kind of model."""
-        maybe_whole("--batch", self.batch)
-        maybe_whole("--seq", self.seq)
-        maybe_whole("--source", self.source)
-        maybe_whole("--chunk", self.chunk)
-        maybe_whole("--kv-block", self.kv_block, least=0)
-        maybe_whole("--lora-rank", self.lora_rank)
-        maybe_whole("--loss-chunk", self.loss_chunk)
-        maybe_whole("--num-microbatches", self.num_microbatches, most=MOST_MICROBATCHES)
-        for name, words in WORDS.items():
-            if getattr(self, name) is not None:
-                one_of(option(name), getattr(self, name), words)
-        check_source(spec, self.source)
-        others = OF_INFERENCE if self.phase == "training" else OF_TRAINING
-        for name in others:
-            if getattr(self, name) is not None:
-                phases = "--phase inference" if self.phase == "training" else "--phase training"
-                raise InputError(f"{option(name)}: it is not for the phase {self.phase}; expected {phases}")
+        """Raises `InputError`, naming the option, for a value that a setting does not take, for a setting of another
+        phase or of another kind of model, and for settings that contradict each other.
+        """
+        for name, found in declared(Settings).items():
+            found.checked(getattr(self, name))
+        if self.quantize is not None and self.phase == "training":
+            raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
+        check_phase(self, self.phase)
+        _check_model(self, spec)
         if self.chunk is not None and self.phase == "decode":
             raise InputError("--chunk: a decoding step reads one token; expected --phase prefill or inference")
-        if spec.kind == "encoder":
-            self._check_encoder()
-        if self.moe is not None:
-            capacity_of(self.moe)
-        for name in ("moe", "routing"):
-            if getattr(self, name) is not None and not has_experts(spec):
-                raise InputError(f"{option(name)}: the model has no experts; expected no {option(name)}")
         if self.logits_dtype is not None and self.cross_entropy == "chunked":
             raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
         if self.loss_chunk is not None and self.cross_entropy != "split":
@@ -172,256 +554,27 @@ class Settings:
             raise InputError(
                 "--optimizer-in-backward: it takes one micro-batch per step; expected no --num-microbatches"
             )
-        for name in ("bitsandbytes", "torch"):
-            version = getattr(self, name)
-            if version is not None and not _VERSION.fullmatch(version):
-                raise InputError(f"{option(name)} {version}: not a version; expected one such as 2.4.1")
-        for name in ("lora_dropout", "bitsandbytes"):
-            if self.lora_rank is None and getattr(self, name) is not None:
-                raise InputError(f"{option(name)}: it describes low-rank adapters; expected --lora-rank too")
 
-    def _check_encoder(self) -> None:
-        if self.phase == "decode":
+
+def _check_model(settings: Settings, spec: ModelSpec) -> None:
+    """Raises `InputError` for a setting that this kind of model does not have."""
+    from ..costs.context_length import check_source
+    from ..ops import ExpertLinear
+
+    check_source(spec, settings.source)
+    if spec.kind == "encoder":
+        if settings.phase == "decode":
             raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
-        for name in ("chunk", "kv_block"):
-            if getattr(self, name) is not None:
+        for name in ("chunk", "kv_block", "kv_dtype"):
+            if getattr(settings, name) is not None:
                 raise InputError(f"{option(name)}: an encoder-only model keeps no cache")
-
-    @property
-    def serves(self) -> bool:
-        """Whether kernels and cache are those of a server by default."""
-        return self.phase == "inference"
-
-    def choices(self, attention: AttentionImplementation | None = None) -> Choices:
-        """The kernels that run. attention: the implementation where none is set; by default the phase's."""
-        usual = attention or ("flash" if self.serves else "eager")
-        fused = self.serves
-        return Choices(
-            attention=self.attn_implementation or usual,
-            norm=self.norm or ("fused" if fused else "eager"),
-            cross_entropy=self.cross_entropy or "eager",
-            logits_dtype=None if self.logits_dtype is None else dtype(self.logits_dtype),
-            loss_chunk=self.loss_chunk,
-            keeps_logits=bool(self.keep_logits),
-            fused_qkv=bool(self.fused_qkv),
-            compiled=bool(self.compile),
-            capacity=None if self.moe is None else capacity_of(self.moe),
-        )
-
-    def recomputed(self) -> Recompute:
-        """What runs again in the backward pass."""
-        return recompute_of(self.recompute or "none")
-
-    def implementation(self, use: MemoryUse) -> Implementation | None:
-        """How the optimizer's step runs; None without an optimizer."""
-        return None if use.optimizer is None else self.optimizer_impl or implementations(use.optimizer.name)[0]
-
-    def training(self, use: MemoryUse, include: frozenset[str]) -> Training:
-        """The run that is replayed. use: what stays between passes under these settings."""
-        assert use.optimizer is not None
-        if self.precision_aware_optimizer:
-            raise InputError("--precision-aware-optimizer: it is Megatron-LM's; expected --framework megatron too")
-        run = run_dtype(use.dtype, "--dtype")
-        if self.optimizer_impl is not None and self.optimizer_impl not in implementations(use.optimizer.name):
-            known = ", ".join(implementations(use.optimizer.name))
-            raise InputError(f"--optimizer-impl {self.optimizer_impl}: {use.optimizer.name} has {known}")
-        states = use.optimizer.dtype
-        updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
-        adapters = None
-        if use.adapters is not None:
-            adapters = Adapters(
-                use.adapters.rank,
-                use.adapters.targets,
-                bool(self.lora_dropout),
-                DTYPES[run_dtype(use.adapter_dtype, "--lora-dtype")],
-                use.adapters.base,
-                use.adapters.library,
-                use.adapters.copies,
-                use.adapters.quantized_head,
-                self.bitsandbytes or "",
-            )
-        return Training(
-            batch=use.workload.batch,
-            seq=use.workload.seq,
-            source=self.source,
-            microbatches=self.num_microbatches or 1,
-            dtype=run,
-            master=use.has_master,
-            optimizer=use.optimizer.name,
-            implementation=self.optimizer_impl,
-            momentum=bool(self.momentum),
-            recompute=self.recomputed(),
-            choices=self.choices(),
-            autocast=self.precision == "autocast",
-            adapters=adapters,
-            include=include - {TOWERS.name},
-            keeps_gradients=self.zero_grad == "zeros",
-            optimizer_in_backward=bool(self.optimizer_in_backward),
-            offload=bool(self.offload_activations),
-            torch=self.torch or "",
-            state_dtype=None if states in ("", "uint8", updated) else number_format(states, "--optimizer-dtype"),
-            gradient_dtype=None
-            if use.grad_dtype == (use.adapter_dtype or use.dtype)
-            else number_format(use.grad_dtype, "--grad-dtype"),
-        )
-
-    def block(self, use: MemoryUse) -> int:
-        """Tokens of a block of a paged cache; 0 for a cache that grows by concatenation, or without one."""
-        if not use.kv_dtype:
-            return 0
-        if self.kv_block is not None:
-            return self.kv_block
-        return KV_BLOCK if self.serves or use.kv_dtype != activations(use) else 0
-
-    def passes(self, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation) -> list[Inference]:
-        """The passes that are replayed. use: what stays between passes under these settings."""
-        block, seq = self.block(use), use.workload.seq
-        if use.kv_dtype and not block and use.kv_dtype != activations(use):
-            raise InputError(
-                f"--kv-dtype {short_dtype(use.kv_dtype)}: a cache that grows by concatenation has the format of the "
-                f"activations, {short_dtype(activations(use))}; expected --kv-block {KV_BLOCK}"
-            )
-        whole = replace(self.choices(attention), attention=attention)
-        stored = stored_otherwise(use)
-        how = Inference(
-            phase="prefill",
-            batch=use.workload.batch,
-            seq=seq,
-            source=self.source,
-            chunk=self.chunked(use),
-            dtype=activations(use),
-            choices=whole,
-            mla=self.mla or "auto",
-            include=use.count.include - {TOWERS.name},
-            paged=bool(block),
-            weights=not stored,
-        )
-        if self.phase == "prefill" or spec.kind == "encoder":
-            return [how]
-        if self.phase == "decode":
-            return [replace(how, phase="decode", chunk=None)]
-        return [how, *([replace(how, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
-
-    def chunked(self, use: MemoryUse) -> int | None:
-        """Tokens of each sequence in a pass over the prompts; None for whole prompts."""
-        if self.chunk is None and self.serves and use.kv_dtype:
-            return int(max(1, SERVED_TOKENS // use.workload.batch))
-        return self.chunk
-
-    def cached(self, seq: int) -> int:
-        """Tokens of each sequence that the cache holds after the last pass."""
-        return seq + 1 if self.phase == "decode" else seq
-
-
-EXAMPLES = {
-    "quantize": "nf4",
-    "optimizer": "adamw",
-    "bitsandbytes": "0.45.0",
-    "base": "nf4",
-    "recompute": "full",
-    "moe": "capacity:1.5",
-    "torch": "2.6",
-    "precision": "bf16-master",
-    "master_weights": "fp32",
-}
-"""Settings of which no number format is an example."""
+    if settings.moe is not None and not any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk()):
+        raise InputError("--moe: the model has no experts; expected no --moe")
 
 
 def settings_of(**given: Any) -> Settings:
-    """The settings of these names and values. Raises `InputError` for a name that no setting has."""
-    known = [one.name for one in fields(Settings)]
-    for name in given:
-        if name not in known:
-            raise InputError(
-                f"{name}: there is no such setting.{suggest(name, known)} (llmcalc memory --help lists all)"
-            )
-    for name in ("lora_targets", "modules_to_save"):
-        names = given.get(name)
-        if names is not None:
-            given[name] = (names,) if isinstance(names, str) else tuple(names)
-    for one in fields(Settings):
-        if one.type == "str | None" and given.get(one.name) is not None:
-            text(one.name, given[one.name], EXAMPLES.get(one.name, "bf16"))
-    return Settings(**{**given, "phase": one_of("--phase", given.get("phase", "inference"), MemoryPhase)})
+    """The settings of these names and values.
 
-
-def has_experts(spec: ModelSpec) -> bool:
-    """Whether a layer has experts of which each token uses some."""
-    return any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk())
-
-
-def stored_otherwise(use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that no pass computes in."""
-    return use.quantized is not None or use.dtype not in COMPUTED
-
-
-def activations(use: MemoryUse) -> str:
-    """The number format in which a pass without gradients computes: that of the weights, or bf16 for narrow ones."""
-    return use.dtype if use.dtype in COMPUTED else "bfloat16"
-
-
-def run_dtype(name: str, option: str) -> str:
-    """The number format in which a pass computes. Raises `InputError`, naming the option, for one that it cannot."""
-    if name not in COMPUTED:
-        known = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {known}")
-    return name
-
-
-def number_format(name: str, option: str) -> Dtype:
-    """The element type of tensors that are stored in that format."""
-    if name == "float8":
-        return FLOAT8
-    return DTYPES[run_dtype(name, option)]
-
-
-def option(name: str) -> str:
-    """The command-line option of a setting."""
-    return f"--{name.replace('_', '-')}"
-
-
-COMPUTED = ("bfloat16", "float16", "float32", "float64")
-"""Number formats of activations."""
-
-_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
-
-MOST_MICROBATCHES = 2**20
-"""The most micro-batches per step. From the second on all are alike, so two are replayed."""
-
-WORDS: dict[str, Any] = {
-    "attn_implementation": AttentionImplementation,
-    "norm": NormImplementation,
-    "cross_entropy": CrossEntropy,
-    "zero_grad": ZeroGrad,
-    "routing": Routing,
-    "mla": LatentForm,
-    "allocator": Allocator,
-    "optimizer_impl": Implementation,
-    "lora_library": Library,
-}
-"""Setting → the words that it takes."""
-
-OF_TRAINING = (
-    "cross_entropy",
-    "logits_dtype",
-    "recompute",
-    "compile",
-    "optimizer_impl",
-    "num_microbatches",
-    "zero_grad",
-    "moe",
-    "routing",
-    "lora_dropout",
-    "bitsandbytes",
-    "fused_qkv",
-    "loss_chunk",
-    "keep_logits",
-    "optimizer_in_backward",
-    "precision_aware_optimizer",
-    "offload_activations",
-    "torch",
-)
-"""Settings of training, beside those that `costs.resident` refuses."""
-
-OF_INFERENCE = ("chunk", "kv_block", "mla")
-"""Settings of a pass without gradients, beside those that `costs.resident` refuses."""
+    Raises `InputError` for a name that no setting has, and for a value that it does not take.
+    """
+    return Settings(**checked_values(Settings, given))

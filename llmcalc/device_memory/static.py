@@ -7,8 +7,8 @@ Every kind is one entry of `MemoryUse.parts`. What a pass itself takes, such as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from ..accelerator import Hardware
 from ..algebra import Number, add, ceil_div
@@ -24,104 +24,9 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
-from ..workload.lora import Base, Library
 from ..workload.run_config import Sight
-from ..workload.validation import one_of
 from ..workload.workload import Workload
-
-MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
-MasterWeights: TypeAlias = Literal["fp32", "none"]
-
-Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
-
-PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
-    "bf16": ("bfloat16", "none"),
-    "bf16-master": ("bfloat16", "fp32"),
-    "autocast": ("float32", "none"),
-    "fp32": ("float32", "none"),
-}
-"""Training precision → number format of the weights, and format of the master copy that the optimizer updates.
-
-bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
-autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The settings of a memory estimate. None means the default. A setting of the other phase is an error.
-
-    phase: training; prefill, decode or inference, in which the same stays between passes.
-    dtype: number format of the weights; default the published format in inference, that of the precision in training.
-        With a quantization scheme it is the format of the unconverted tensors.
-    batch: number of sequences; default 1.
-    seq: tokens per sequence, in inference those in the cache; default `usual_context`, in training `usual_sequence`.
-    source: tokens that the encoder of an encoder-decoder has read; default seq.
-
-    Inference:
-    kv_dtype: format of the cache; default bf16 in inference, else that of the activations.
-    quantize: quantization scheme of the weights; default the config's scheme if dtype is None, `none` for no scheme.
-
-    Training:
-    precision: one of `PRECISIONS`, sets the defaults of dtype and master_weights; default bf16-master.
-    grad_dtype: number format of the gradients; default the weights' format.
-    master_weights: `fp32` or `none`.
-    optimizer: default adamw.
-    optimizer_dtype: number format of the optimizer states; default the format of the weights being updated, which are
-        the master weights if there are any.
-    momentum: whether sgd has a momentum buffer; default False.
-    lora_rank: rank of low-rank adapters, which are trained in the place of the weights; default no adapters.
-    lora_targets: names of the linear layers that have one, or `all-linear`; default `q_proj` and `v_proj`.
-    lora_dtype: number format of the adapters; default fp32, as PEFT keeps them.
-    lora_library: whose adapters they are, as in `run.low_rank`; default peft.
-    modules_to_save: names of modules of which a copy is trained in full; default none.
-    quantized_head: whether a base in 4 bits includes the output head; default False, as in transformers.
-    fused_qkv: whether queries, keys and values are one linear layer; default False.
-    base: how the frozen matrices of the layers are stored, as in `run.low_rank`; default `none`.
-    """
-
-    phase: MemoryPhase = "inference"
-    dtype: str | None = None
-    batch: Number = None
-    seq: Number = None
-    source: Number = None
-    kv_dtype: str | None = None
-    precision: str | None = None
-    grad_dtype: str | None = None
-    master_weights: str | None = None
-    optimizer: str | None = None
-    optimizer_dtype: str | None = None
-    momentum: bool | None = None
-    quantize: str | None = None
-    lora_rank: int | None = None
-    lora_targets: tuple[str, ...] | None = None
-    lora_dtype: str | None = None
-    base: str | None = None
-    lora_library: str | None = None
-    modules_to_save: tuple[str, ...] | None = None
-    quantized_head: bool | None = None
-    fused_qkv: bool | None = None
-
-
-_INFERENCE_ONLY = {"quantize": "--quantize", "kv_dtype": "--kv-dtype"}
-_ADAPTERS_ONLY = {
-    "lora_targets": "--lora-targets",
-    "lora_dtype": "--lora-dtype",
-    "lora_library": "--lora-library",
-    "modules_to_save": "--modules-to-save",
-    "quantized_head": "--quantized-head",
-    "base": "--base",
-}
-_TRAINING_ONLY = {
-    "precision": "--precision",
-    "grad_dtype": "--grad-dtype",
-    "master_weights": "--master-weights",
-    "optimizer": "--optimizer",
-    "optimizer_dtype": "--optimizer-dtype",
-    "momentum": "--momentum",
-    "lora_rank": "--lora-rank",
-    **_ADAPTERS_ONLY,
-}
+from .settings import PRECISIONS, MemoryPhase, Settings
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
 """Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
@@ -316,12 +221,12 @@ def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
 
 def memory(
     spec: ModelSpec,
-    setup: Setup = Setup(),
+    settings: Settings = Settings(),
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
 ) -> MemoryUse:
-    """Computes the memory required under `setup`.
+    """Computes the memory required under `settings`.
 
     published: number format of the published weights; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
@@ -330,99 +235,87 @@ def memory(
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
-    setup = replace(setup, phase=one_of("--phase", setup.phase, MemoryPhase))
+    settings.check(spec)
     count = ParameterCount(spec, spec.tree(), include)
-    if setup.phase == "training":
-        return _training(spec, count, setup)
-    return _inference(spec, count, setup, published, config)
-
-
-def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
-    for field, option in options.items():
-        if getattr(setup, field) is not None:
-            raise InputError(f"{option}: {why}")
+    if settings.phase == "training":
+        return _training(spec, count, settings)
+    return _inference(spec, count, settings, published, config)
 
 
 def _inference(
-    spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec, count: ParameterCount, settings: Settings, published: str, config: Mapping[str, Any] | Checkpoint | None
 ) -> MemoryUse:
-    _refuse(setup, _TRAINING_ONLY, f"{setup.phase} keeps no gradients and no optimizer state; expected training")
-    weights, stored = dtype(setup.dtype or published), None
-    scheme = _scheme(setup, config)
+    weights, stored = dtype(settings.dtype or published), None
+    scheme = _scheme(settings, config)
     if scheme is not None:
-        weights = _wide(setup, published)
+        weights = _wide(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
         stored = quantized(spec, scheme, weights, count.include, names)
-    batch = 1 if setup.batch is None else setup.batch
-    seq = usual_context(spec) if setup.seq is None else setup.seq
-    workload = Workload(batch, seq, source=setup.source, phase="prefill")
+    batch = 1 if settings.batch is None else settings.batch
+    seq = usual_context(spec) if settings.seq is None else settings.seq
+    workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.kind == "encoder":
-        _refuse(setup, {"kv_dtype": "--kv-dtype"}, "an encoder-only model keeps no cache")
-        return MemoryUse(count, setup.phase, weights, workload, quantized=stored)
-    usual = weights if setup.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
-    cache = cache_format(setup.kv_dtype or usual).name
-    return MemoryUse(count, setup.phase, weights, workload, kv_dtype=cache, quantized=stored)
+        return MemoryUse(count, settings.phase, weights, workload, quantized=stored)
+    usual = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
+    cache = cache_format(settings.kv_dtype or usual).name
+    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored)
 
 
-def _scheme(setup: Setup, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the scheme given by `quantize`, else the config's; None if `dtype` is given without `quantize`."""
-    if setup.quantize is not None:
-        return None if setup.quantize.strip().lower() == "none" else scheme_named(setup.quantize)
+    if settings.quantize is not None:
+        return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config
-    return scheme_of_config(table) if setup.dtype is None else None
+    return scheme_of_config(table) if settings.dtype is None else None
 
 
-def _wide(setup: Setup, published: str) -> str:
+def _wide(settings: Settings, published: str) -> str:
     """The number format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
-    if setup.dtype is None:
+    if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
-    if DTYPE_BITS[dtype(setup.dtype)] < 16:
+    if DTYPE_BITS[dtype(settings.dtype)] < 16:
         raise InputError(
-            f"--dtype {setup.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 bits "
+            f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 bits "
             "or more"
         )
-    return dtype(setup.dtype)
+    return dtype(settings.dtype)
 
 
-def _training(spec: ModelSpec, count: ParameterCount, setup: Setup) -> MemoryUse:
-    _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --base nf4 --lora-rank")
-    _refuse(setup, {"kv_dtype": "--kv-dtype"}, "training keeps no KV cache; expected --phase inference")
-    batch = 1 if setup.batch is None else setup.batch
-    seq = usual_sequence(spec) if setup.seq is None else setup.seq
-    workload = Workload(batch, seq, source=setup.source, phase="training")
-    if setup.lora_rank is None:
-        _refuse(setup, _ADAPTERS_ONLY, "it describes low-rank adapters; expected --lora-rank too")
-    precision = setup.precision or "bf16-master"
-    one_of("--precision", precision, Precision)
-    trained, copied = PRECISIONS[cast(Precision, precision)]
-    weights = _float(setup.dtype, "--dtype", trained)
-    master = setup.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
-    if master not in get_args(MasterWeights):
-        raise InputError(f"--master-weights {master}: not known; expected {' or '.join(get_args(MasterWeights))}")
+def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+    batch = 1 if settings.batch is None else settings.batch
+    seq = usual_sequence(spec) if settings.seq is None else settings.seq
+    workload = Workload(batch, seq, source=settings.source, phase="training")
+    precision = settings.precision or "bf16-master"
+    trained, copied = PRECISIONS[precision]
+    weights = _float(settings.dtype, "--dtype", trained)
+    master = settings.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
-    name = setup.optimizer or "adamw"
+    name = settings.optimizer or "adamw"
     name = ALIASES.get(name, name)
-    if setup.momentum is not None and name != "sgd":
+    if settings.momentum is not None and name != "sgd":
         raise InputError(f"--momentum: for --optimizer sgd, not {name}")
-    if setup.optimizer_dtype is not None and (name == "adamw-8bit" or (name == "sgd" and not setup.momentum)):
+    if settings.optimizer_dtype is not None and (name == "adamw-8bit" or (name == "sgd" and not settings.momentum)):
         what = (
             "its states are 8-bit, with fp32 scales" if name == "adamw-8bit" else "without --momentum it keeps no state"
         )
         raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
-    states = _float(setup.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
-    adapters, adapter_dtype = _adapters(setup, count)
+    states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
+    adapters, adapter_dtype = _adapters(settings, count)
     if adapters is not None:
-        _refuse(setup, {"master_weights": "--master-weights"}, "adapters are trained in a format of their own")
+        if settings.master_weights is not None:
+            raise InputError("--master-weights: adapters are trained in a format of their own")
         master = "none"
-        states = _float(setup.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+        states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
         of = count.tree, count.include
-        apart = optimizer_state(adapters.adapters(*of), name, states, bool(setup.momentum))
-        copies = optimizer_state(adapters.copied(*of), name, setup.optimizer_dtype or weights, bool(setup.momentum))
+        apart = optimizer_state(adapters.adapters(*of), name, states, bool(settings.momentum))
+        copies = optimizer_state(
+            adapters.copied(*of), name, settings.optimizer_dtype or weights, bool(settings.momentum)
+        )
         state = apart.with_more(copies)
     else:
-        state = optimizer_state(held_tensors(count.tree, count.include), name, states, bool(setup.momentum))
-    gradients = _float(setup.grad_dtype, "--grad-dtype", adapter_dtype or weights)
+        state = optimizer_state(held_tensors(count.tree, count.include), name, states, bool(settings.momentum))
+    gradients = _float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights)
     return MemoryUse(
         count,
         "training",
@@ -431,34 +324,34 @@ def _training(spec: ModelSpec, count: ParameterCount, setup: Setup) -> MemoryUse
         grad_dtype=gradients,
         has_master=master == "fp32",
         optimizer=state,
-        precision=_said(setup, weights, master),
+        precision=_said(settings, weights, master),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
     )
 
 
-def _adapters(setup: Setup, count: ParameterCount) -> tuple[LowRank | None, str]:
+def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
     """The adapters and their number format; None and an empty name without them."""
-    if setup.lora_rank is None:
+    if settings.lora_rank is None:
         return None, ""
-    targets = DEFAULT_TARGETS if setup.lora_targets is None else setup.lora_targets
+    targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
     asked = LowRank(
-        setup.lora_rank,
+        settings.lora_rank,
         frozenset(),
-        cast(Base, setup.base or "none"),
-        one_of("--lora-library", setup.lora_library or "peft", Library),
-        frozenset(setup.modules_to_save or ()),
-        bool(setup.quantized_head),
-        bool(setup.fused_qkv),
+        settings.base or "none",
+        settings.lora_library or "peft",
+        frozenset(settings.modules_to_save or ()),
+        bool(settings.quantized_head),
+        bool(settings.fused_qkv),
     )
     found = low_rank(count.tree, asked, targets, count.include)
-    return found, _float(setup.lora_dtype, "--lora-dtype", "float32")
+    return found, _float(settings.lora_dtype, "--lora-dtype", "float32")
 
 
-def _said(setup: Setup, weights: str, master: str) -> str:
+def _said(settings: Settings, weights: str, master: str) -> str:
     """The name of the training precision that results from the settings."""
     if DTYPE_BITS[weights] >= 32:
-        return "autocast" if setup.precision == "autocast" else short_dtype(weights)
+        return "autocast" if settings.precision == "autocast" else short_dtype(weights)
     return short_dtype(weights) + ("-master" if master == "fp32" else "")
 
 

@@ -29,8 +29,9 @@ from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import Sight
 from ..workload.workload import Workload
-from .optimizer_steps import Implementation, Trained
+from .optimizer_steps import Trained
 from .optimizer_steps import step as optimizer_step
+from .settings import Implementation
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import TORCH, DeviceMemory, Term, known_memory, summed
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import Settings
+from ..device_memory.simulated_run import kernel_choices
 from ..errors import InputError
 from ..evidence import Evidence, FrameworkEvidence
 from ..model import ModelSpec
@@ -185,7 +186,7 @@ class Cluster:
 def attention_of(one: Memory, framework: Framework) -> AttentionImplementation:
     """The attention implementation that runs: as asked, else the framework's own."""
     given = one.settings.attn_implementation
-    return given or ("flash" if framework == "megatron" else one.settings.choices().attention)
+    return given or ("flash" if framework == "megatron" else kernel_choices(one.settings).attention)
 
 
 def worst(ranks: Sequence[RankMemory]) -> RankMemory:

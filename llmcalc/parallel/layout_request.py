@@ -4,41 +4,127 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
+from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
 Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
 
 
+def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
+    """The layers of each stage as numbers."""
+    try:
+        return tuple(int(layers) for layers in value)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{where}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Asked:
-    """Every option of a layout; None where it is not given.
+    """Parallelism options as they were given; None where one was not."""
 
-    devices: all of them. fsdp: ranks that divide the weights, of which there are `hsdp_replicas` groups. The others are
-    those of `Layout`. framework: whose kernels and buffers. framework_version: as of which date or tag.
-    """
-
-    devices: int | None = None
-    tp: int | None = None
-    sequence_parallel: bool | None = None
-    pp: int | None = None
-    vpp: int | None = None
-    pp_layout: tuple[int, ...] | None = None
-    schedule: Schedule | None = None
-    cp: int | None = None
-    cp_comm: ContextExchange | None = None
-    dp: int | None = None
-    zero: int | None = None
-    fsdp: int | None = None
-    hsdp_replicas: int | None = None
-    reshard: bool | None = None
-    prefetch: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    framework: Framework | None = None
-    framework_version: str | None = None
+    devices: Annotated[
+        int | None,
+        Setting(
+            "Devices: tp · cp · pp · dp. Of devices that are given, --dp is what is left.",
+            "Layout",
+            spellings=("--world-size", "--gpus", "--num-gpus"),
+            common=True,
+        ),
+    ] = None
+    tp: Annotated[
+        int | None, Setting("Ranks that divide heads and widths. The vocabulary too.", "Layout", "1", common=True)
+    ] = None
+    sequence_parallel: Annotated[
+        bool | None, Setting("With --tp: what lies between the products is divided by tokens.", "Layout")
+    ] = None
+    pp: Annotated[int | None, Setting("Stages of a pipeline.", "Layout", "1", common=True)] = None
+    vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1")] = None
+    pp_layout: Annotated[
+        tuple[int, ...] | None,
+        Setting("Layers of each stage.", "Layout", "even", check=check_layers_of_stages, metavar="12,10,…"),
+    ] = None
+    schedule: Annotated[
+        Schedule | None,
+        Setting("Order of micro-batches in the pipeline.", "Layout", "1f1b, or interleaved with --vpp"),
+    ] = None
+    cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1")] = None
+    cp_comm: Annotated[
+        ContextExchange | None,
+        Setting("How they exchange keys and values: in a ring (p2p), by heads (a2a), or all at once.", "Layout", "p2p"),
+    ] = None
+    dp: Annotated[int | None, Setting("Replicas. Each has micro-batches of its own.", "Layout", "1", common=True)] = (
+        None
+    )
+    zero: Annotated[
+        int | None,
+        Setting(
+            "ZeRO stage. 1 shards optimizer states, 2 gradients too, 3 weights too.",
+            "Layout",
+            "none",
+            TRAINING,
+            metavar="1|2|3",
+            common=True,
+        ),
+    ] = None
+    fsdp: Annotated[
+        int | None,
+        Setting(
+            "Replicas that shard weights, gradients and states. The same as --zero 3.",
+            "Layout",
+            "",
+            TRAINING,
+            common=True,
+        ),
+    ] = None
+    hsdp_replicas: Annotated[
+        int | None, Setting("Groups of --fsdp ranks, each with all of the weights.", "Layout", "1", TRAINING)
+    ] = None
+    reshard: Annotated[
+        bool | None,
+        Setting(
+            "With sharded weights: whether a layer's are freed after its forward pass.",
+            "Layout",
+            "as the framework does",
+            TRAINING,
+            off="--no-reshard",
+        ),
+    ] = None
+    prefetch: Annotated[
+        int | None,
+        Setting("Layers to all-gather ahead.", "Layout", "the framework's prefetch depth", TRAINING, least=0),
+    ] = None
+    ep: Annotated[
+        int | None,
+        Setting(
+            "Ranks that divide the experts. They are among those of --dp, --cp and --tp.", "Layout", "1", common=True
+        ),
+    ] = None
+    etp: Annotated[int | None, Setting("Ranks that divide each expert.", "Layout", "as many as --tp")] = None
+    framework: Annotated[
+        Framework | None,
+        Setting(
+            "torch, fsdp2, megatron or deepspeed. Whose kernels and buffers; by default those of fsdp2 with --fsdp or "
+            "--zero 3, else torch.",
+            "Layout",
+            metavar="NAME",
+            common=True,
+        ),
+    ] = None
+    framework_version: Annotated[
+        str | None,
+        Setting(
+            "Version of the framework, such as 2025-10-08.",
+            "Layout",
+            "the newest known",
+            example="2025-10-08",
+            metavar="DATE|TAG",
+        ),
+    ] = None
 
     @property
     def anything(self) -> bool:

@@ -9,6 +9,7 @@ from .. import units
 from ..costs.optimizers import OptimizerState
 from ..device_memory.device_memory import DeviceMemory, Point
 from ..device_memory.estimate import Memory
+from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
 from ..device_memory.static import TIGHT, Fit, MemoryUse
 from ..optional import TOWERS
 from ..sources.preset import Preset
@@ -186,7 +187,7 @@ def execution_data(found: Memory, attention: AttentionImplementation | None = No
     """
     attention = found.attention if attention is None else attention
     use, settings, training = found.states, found.settings, found.settings.phase == "training"
-    choices = settings.choices(attention)
+    choices = kernel_choices(settings, attention)
     adapters = use.adapters
     data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
@@ -196,10 +197,9 @@ def execution_data(found: Memory, attention: AttentionImplementation | None = No
             "recompute": settings.recompute or "none",
             "compile": bool(settings.compile),
             "optimizer": None if use.optimizer is None else use.optimizer.name,
-            "optimizer_impl": settings.implementation(use),
+            "optimizer_impl": optimizer_implementation(settings, use),
             "zero_grad": settings.zero_grad or "none",
             "moe": settings.moe or "dropless",
-            "routing": settings.routing or "balanced",
             "lora": None
             if adapters is None
             else {
@@ -211,7 +211,11 @@ def execution_data(found: Memory, attention: AttentionImplementation | None = No
             },
         }
     else:
-        data |= {"chunk": settings.chunked(use), "kv_block": settings.block(use) or None, "mla": settings.mla or "auto"}
+        data |= {
+            "chunk": prompt_chunk(settings, use),
+            "kv_block": cache_block(settings, use) or None,
+            "mla": settings.mla or "auto",
+        }
     return {**data, "allocator": "expandable" if found.runtime.expandable else "segments"}
 
 
@@ -383,8 +387,8 @@ def _notes(preset: Preset, found: Memory, assumed: str) -> list[str]:
     elif units.dtype(preset.dtype) != use.dtype:
         notes.append(f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(use.dtype)}")
     if use.kv_dtype:
-        notes += [_cache_note(use, settings.block(use)), _chunk_note(found)]
-    return notes + (_training_notes(use, settings.routing) if use.phase == "training" else [])
+        notes += [_cache_note(use, cache_block(settings, use)), _chunk_note(found)]
+    return notes + (_training_notes(use) if use.phase == "training" else [])
 
 
 def _execution_note(found: Memory) -> str:
@@ -400,7 +404,7 @@ def _execution_note(found: Memory) -> str:
 
 def _chunk_note(found: Memory) -> str:
     """How prompts are read, where that is in parts."""
-    chunk, seq = found.settings.chunked(found.states), found.states.workload.seq
+    chunk, seq = prompt_chunk(found.settings, found.states), found.states.workload.seq
     if found.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""
     return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
@@ -414,7 +418,7 @@ def _cache_note(use: MemoryUse, block: int) -> str:
     return f"{held}; a new token is concatenated, which copies a layer's keys and values"
 
 
-def _training_notes(use: MemoryUse, routing: str | None) -> list[str]:
+def _training_notes(use: MemoryUse) -> list[str]:
     state, n = use.optimizer, use.count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
@@ -422,8 +426,6 @@ def _training_notes(use: MemoryUse, routing: str | None) -> list[str]:
     ]
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
-    if routing == "worst":
-        notes.append("routing worst: on one device the bytes are those of balanced routing")
     if use.adapters is not None:
         return notes
     rule = ZERO_RULE * n

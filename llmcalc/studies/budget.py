@@ -16,8 +16,7 @@ from ..costs.flops import flops, sight_of
 from ..costs.params import params
 from ..device_memory.cuda_runtime import HOPPER, Runtime, runtime_of
 from ..device_memory.estimate import memory
-from ..device_memory.settings import Settings
-from ..device_memory.static import MemoryPhase
+from ..device_memory.settings import MemoryPhase, Settings
 from ..errors import InputError
 from ..sources.budgets import Bound, Budget, Fits, Limit, ModelBudget
 from ..sources.hardware import find_hardware

@@ -10,10 +10,11 @@ from typing import Any
 from ..accelerator import Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import option
+from ..device_memory.simulated_run import kernel_choices
 from ..device_memory.static import Fit
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
+from ..workload.setting import option
 
 MOST_BATCH = 2**20
 """The largest number of sequences that is tried."""
@@ -160,7 +161,7 @@ def _of_training(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, A
     """Changes that leave what is trained as it is, and changes of the optimizer, of formats, and of what is trained."""
     settings = memory.settings
     cheap: list[dict[str, Any]] = []
-    if settings.choices().attention != "flash":
+    if kernel_choices(settings).attention != "flash":
         cheap.append({"attn_implementation": "flash"})
     if settings.optimizer_impl != "fused":
         cheap.append({"optimizer_impl": "fused"})

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
+from ..device_memory.simulated_run import training_run
 from ..errors import InputError
 from ..frameworks.deepspeed.rank_memory import cast
 from ..frameworks.fsdp2.training import called
@@ -229,7 +230,7 @@ def walk_of(one: Memory, framework: Framework) -> Walk:
     include, each = one.states.count.include, Bytes.of(one, framework)
     if framework == "megatron":
         return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
-    how = one.settings.training(one.states, include)
+    how = training_run(one.settings, one.states)
     beside = one.runtime.context + THREADS * one.runtime.workspace
     trained = one.states.trained / one.states.count.total
     ran, splits, keeps_last = cast(how) if framework == "deepspeed" else how, False, True

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..device_memory.inference import Inference
-from ..device_memory.optimizer_steps import Implementation, implementations
+from ..device_memory.optimizer_steps import implementations
+from ..device_memory.settings import Implementation
 from ..device_memory.training import Training, TrainingRun
 from ..model import ModelSpec
 from ..optional import MTP

@@ -22,7 +22,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..algebra import Number
 from ..device_memory.estimate import memory
 from ..device_memory.inference import Inference, replay_inference
-from ..device_memory.settings import Settings, stored_otherwise
+from ..device_memory.settings import Settings
+from ..device_memory.simulated_run import inference_passes, is_stored_otherwise, kernel_choices, training_run
 from ..device_memory.training import Training, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
@@ -163,8 +164,8 @@ def program(spec: ModelSpec, settings: Settings) -> Training | Inference:
     """What these settings run."""
     use = memory(spec, settings).states
     if settings.phase == "training":
-        return settings.training(use, use.count.include)
-    (how,) = settings.passes(spec, use, settings.choices().attention)
+        return training_run(settings, use)
+    (how,) = inference_passes(settings, spec, use, kernel_choices(settings).attention)
     return how
 
 
@@ -204,7 +205,7 @@ def _recurrent(spec: ModelSpec) -> str:
 
 
 def _unlike_inference(use: Any, how: Inference, device: Device) -> Iterator[tuple[bool, str]]:
-    yield stored_otherwise(use), "quantized weights are not in the reference"
+    yield is_stored_otherwise(use), "quantized weights are not in the reference"
     yield how.paged, "a paged cache is not in the reference"
     yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
     yield True, ""

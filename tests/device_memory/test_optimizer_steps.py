@@ -22,7 +22,8 @@ from torch import nn
 
 import llmcalc
 from llmcalc.costs.optimizers import ALIASES, held_tensors, optimizer_state
-from llmcalc.device_memory.optimizer_steps import IMPLEMENTATIONS, Implementation, Trained, implementations, step
+from llmcalc.device_memory.optimizer_steps import IMPLEMENTATIONS, Trained, implementations, step
+from llmcalc.device_memory.settings import Implementation
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.meter import Meter

@@ -17,7 +17,8 @@ from llmcalc.costs import optimizers as training_memory
 from llmcalc.costs.cache import kv
 from llmcalc.costs.optimizers import OPTIMIZERS
 from llmcalc.costs.params import params
-from llmcalc.device_memory.static import Setup, fits, memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.static import fits, memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import FEED_FORWARD, decoder
@@ -32,7 +33,7 @@ WITH_MTP = frozenset({"mtp"})
 def test_llama3_8b_by_hand() -> None:
     n, tensors = 8_030_261_248, 3 + 32 * 9  # embedding, final norm, head; q, k, v, o, gate, up, down, two norms a layer
     spec = llmcalc.load("llama3-8b").model
-    plain = memory(spec, Setup("training", precision="bf16"))
+    plain = memory(spec, Settings("training", precision="bf16"))
     assert plain.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -40,7 +41,7 @@ def test_llama3_8b_by_hand() -> None:
         "optimizer": 4 * n + 4 * tensors,
         "kv_cache": 0,
     }
-    mixed = memory(spec, Setup("training"))
+    mixed = memory(spec, Settings("training"))
     assert mixed.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -49,10 +50,10 @@ def test_llama3_8b_by_hand() -> None:
         "kv_cache": 0,
     }
     assert mixed.total_bytes == 16 * n + 4 * tensors  # ZeRO's 16 bytes per parameter, and the step counts
-    wide = memory(spec, Setup("training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"))
+    wide = memory(spec, Settings("training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"))
     assert wide.parts["gradients"] == 4 * n
     assert wide.parts["optimizer"] == 4 * n + 4 * tensors
-    in_use = memory(spec, Setup(batch=2, seq=8192))
+    in_use = memory(spec, Settings(batch=2, seq=8192))
     assert (
         in_use.parts["kv_cache"] == 2 * 8192 * 32 * 2 * 8 * 128 * 2
     )  # batch · seq · layers · (K, V) · heads · head_dim · bf16
@@ -67,12 +68,12 @@ def test_four_bits_are_half_a_byte() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "deepseek-v3", "gpt-oss-20b"])
 def test_the_cache_is_that_of_llmcalc_kv(name: str) -> None:
     spec = llmcalc.load(name).model
-    assert memory(spec, Setup(batch=3, seq=300)).kv_cache == kv(spec, 3, 300).bytes
-    assert memory(spec, Setup(batch=3, seq=300, kv_dtype="fp8")).kv_cache == kv(spec, 3, 300, "fp8").bytes
+    assert memory(spec, Settings(batch=3, seq=300)).kv_cache == kv(spec, 3, 300).bytes
+    assert memory(spec, Settings(batch=3, seq=300, kv_dtype="fp8")).kv_cache == kv(spec, 3, 300, "fp8").bytes
 
 
 def test_prediction_modules_count_when_asked_for() -> None:
-    plain, full = memory(MIXTURE, Setup(seq=8)), memory(MIXTURE, Setup(seq=8), include=WITH_MTP)
+    plain, full = memory(MIXTURE, Settings(seq=8)), memory(MIXTURE, Settings(seq=8), include=WITH_MTP)
     assert full.weights - plain.weights == 2 * params(MIXTURE).left_out["mtp"]
     assert full.kv_cache == 2 * plain.kv_cache  # two layers, and two modules of one layer each
     assert any("mtp" in text for text in plain.not_counted)
@@ -82,19 +83,19 @@ def test_prediction_modules_count_when_asked_for() -> None:
 def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
     spec = decoder()
     assert memory(spec, published="float8").dtype == "float8"
-    assert memory(spec, Setup("training"), published="float8").dtype == "bfloat16"
-    assert memory(spec, Setup("training", dtype="fp8"), published="float8").dtype == "float8"
+    assert memory(spec, Settings("training"), published="float8").dtype == "bfloat16"
+    assert memory(spec, Settings("training", dtype="fp8"), published="float8").dtype == "float8"
 
 
 def test_narrow_weights_are_said_to_lack_their_scales() -> None:
-    assert any("fp8" in text for text in memory(MIXTURE, Setup(dtype="fp8")).not_counted)
+    assert any("fp8" in text for text in memory(MIXTURE, Settings(dtype="fp8")).not_counted)
 
 
 @pytest.mark.parametrize("base", ["none", "nf4", "nf4-dq"])
 def test_adapters_by_hand(base: str) -> None:
     """Llama 3 8B with rank 8 on queries and values: A [8, 4096] and B [4096 or 1024, 8] in each of 32 layers."""
     spec, n = llmcalc.load("llama3-8b").model, 8_030_261_248
-    use = memory(spec, Setup("training", lora_rank=8, base=base))
+    use = memory(spec, Settings("training", lora_rank=8, base=base))
     trained = 32 * 8 * (4096 + 4096 + 4096 + 1024)
     assert use.trained == trained
     assert use.parts["gradients"] == 4 * trained
@@ -112,8 +113,8 @@ def test_adapters_by_hand(base: str) -> None:
 def test_all_linear_layers_of_the_layers_have_adapters() -> None:
     spec = llmcalc.load("llama3-8b").model
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    every = memory(spec, Setup("training", lora_rank=4, lora_targets=("all-linear",)))
-    assert every.trained == memory(spec, Setup("training", lora_rank=4, lora_targets=names)).trained
+    every = memory(spec, Settings("training", lora_rank=4, lora_targets=("all-linear",)))
+    assert every.trained == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained
     assert every.adapters is not None
     assert every.adapters.targets == frozenset(names)
 
@@ -123,7 +124,7 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_arrays_give_what_integers_give(name: str) -> None:
-    setup = Setup("training", optimizer=name, momentum=True if name == "sgd" else None, master_weights="fp32")
+    setup = Settings("training", optimizer=name, momentum=True if name == "sgd" else None, master_weights="fp32")
     widths = numpy.array([24, 48, 480, 4800])
     swept = memory(resized(widths), setup).total_bytes
     assert swept.tolist() == [memory(resized(int(h)), setup).total_bytes for h in widths]
@@ -140,7 +141,7 @@ def test_symbols_print_their_own_formula() -> None:
         feed_forward=FEED_FORWARD.model_copy(update={"intermediate_size": 4 * h}),
     )
     spec = block.model_copy(update={"hidden_size": h, "vocab_size": vocab})
-    use = memory(spec, Setup("training", precision="bf16", optimizer="sgd", momentum=True))
+    use = memory(spec, Settings("training", precision="bf16", optimizer="sgd", momentum=True))
     n = 2 * vocab * h + 2 * (4 * h**2 + 12 * h**2 + 2 * h)  # two layers: 4h² + 3 · 4h·h + two norms; no final norm
     assert sympy.expand(use.total_bytes - (2 + 2 + 2) * n) == 0
 
@@ -179,34 +180,34 @@ def test_it_fits_to_the_last_byte() -> None:
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        (Setup("training", base="nf4"), "--base: it describes low-rank adapters"),
-        (Setup("training", lora_rank=4, lora_targets=("w_proj",)), "--lora-targets w_proj: no linear layer"),
-        (Setup("training", lora_rank=4, base="int2"), "--base int2: not known"),
-        (Setup("training", lora_rank=4, lora_library="lora"), "--lora-library: 'lora' is not known"),
-        (Setup("training", lora_rank=4, modules_to_save=("head",)), "--modules-to-save head: no such module"),
-        (Setup("training", lora_rank=4, master_weights="fp32"), "--master-weights: adapters"),
-        (Setup(lora_rank=4), "--lora-rank: inference keeps no"),
-        (Setup("training", kv_dtype="fp8"), "--kv-dtype: training"),
-        (Setup(optimizer="sgd"), "--optimizer: inference keeps no"),
-        (Setup(grad_dtype="fp32"), "--grad-dtype: inference"),
-        (Setup(master_weights="none"), "--master-weights: inference"),
-        (Setup(momentum=True), "--momentum: inference"),
-        (Setup(optimizer_dtype="fp32"), "--optimizer-dtype: inference"),
-        (Setup(dtype="bf17"), "unknown dtype 'bf17'"),
-        (Setup("training", dtype="int8"), "--dtype int8: integers take no gradient"),
-        (Setup("training", optimizer="lion"), "--optimizer lion: not known; expected one of adamw"),
-        (Setup("training", optimizer="adamw", momentum=True), "--momentum: for --optimizer sgd, not adamw"),
+        (Settings("training", base="nf4"), "--base: it describes low-rank adapters"),
+        (Settings("training", lora_rank=4, lora_targets=("w_proj",)), "--lora-targets w_proj: no linear layer"),
+        (Settings("training", lora_rank=4, base="int2"), "--base int2: not known"),
+        (Settings("training", lora_rank=4, lora_library="lora"), "--lora-library: 'lora' is not known"),
+        (Settings("training", lora_rank=4, modules_to_save=("head",)), "--modules-to-save head: no such module"),
+        (Settings("training", lora_rank=4, master_weights="fp32"), "--master-weights: adapters"),
+        (Settings(lora_rank=4), "--lora-rank: inference keeps no"),
+        (Settings("training", kv_dtype="fp8"), "--kv-dtype: training"),
+        (Settings(optimizer="sgd"), "--optimizer: inference keeps no"),
+        (Settings(grad_dtype="fp32"), "--grad-dtype: inference"),
+        (Settings(master_weights="none"), "--master-weights: inference"),
+        (Settings(momentum=True), "--momentum: inference"),
+        (Settings(optimizer_dtype="fp32"), "--optimizer-dtype: inference"),
+        (Settings(dtype="bf17"), "unknown dtype 'bf17'"),
+        (Settings("training", dtype="int8"), "--dtype int8: integers take no gradient"),
+        (Settings("training", optimizer="lion"), "--optimizer lion: not known; expected one of adamw"),
+        (Settings("training", optimizer="adamw", momentum=True), "--momentum: for --optimizer sgd, not adamw"),
         (
-            Setup("training", optimizer="adam8bit", optimizer_dtype="fp32"),
+            Settings("training", optimizer="adam8bit", optimizer_dtype="fp32"),
             "--optimizer-dtype: not for --optimizer adamw-8bit",
         ),
-        (Setup("training", optimizer="sgd", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer sgd"),
-        (Setup("training", master_weights="fp64"), "--master-weights fp64: not known"),
-        (Setup("training", dtype="fp32", master_weights="fp32"), "the weights are fp32 already"),
-        (Setup("serving"), "--phase: 'serving' is not known"),  # type: ignore[arg-type]
+        (Settings("training", optimizer="sgd", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer sgd"),
+        (Settings("training", master_weights="fp64"), "--master-weights fp64: not known"),
+        (Settings("training", dtype="fp32", master_weights="fp32"), "the weights are fp32 already"),
+        (Settings("serving"), "--phase: 'serving' is not known"),  # type: ignore[arg-type]
     ],
 )
-def test_what_a_phase_has_no_use_for_is_refused(setup: Setup, message: str) -> None:
+def test_what_a_phase_has_no_use_for_is_refused(setup: Settings, message: str) -> None:
     with pytest.raises(InputError, match=message):
         memory(decoder(), setup)
 
@@ -217,7 +218,7 @@ def test_an_encoder_keeps_no_cache() -> None:
     assert memory(encoder).parts["kv_cache"] == 0
     assert memory(encoder).total_bytes == memory(encoder).weights
     with pytest.raises(InputError, match="--kv-dtype: an encoder-only model keeps no cache"):
-        memory(encoder, Setup(kv_dtype="fp8"))
+        memory(encoder, Settings(kv_dtype="fp8"))
 
 
 def test_every_name_of_an_optimizer_has_states() -> None:

@@ -10,7 +10,6 @@ from ...device_memory.settings import Settings
 from ...device_memory.static import Fit
 from ...optional import included
 from ...plots.figure import needs_matplotlib
-from ..device_options import CublasWorkspace, takes_settings
 from ..hardware import accelerators, complete_name
 from ..options import (
     AllowUnknown,
@@ -23,6 +22,7 @@ from ..options import (
     about,
     load_one,
 )
+from ..run_options import CublasWorkspace, takes_settings
 from .files import Picture, write
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
 from ...device_memory.estimate import Memory
-from ...device_memory.settings import Settings, option
+from ...device_memory.settings import Settings
 from ...errors import InputError
 from ...flow.axis import extent
 from ...model import ModelSpec
@@ -21,6 +21,7 @@ from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import dated
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
+from ...workload.setting import option
 from .schedule import STATES
 from .settings import EXCHANGES, MegatronSettings
 
@@ -38,7 +39,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "optimizer": ("adamw",),
     "optimizer_impl": ("fused",),
     "norm": ("fused",),
-    "routing": ("balanced",),
 }
 """Settings of which Megatron has some values alone, and those."""
 
