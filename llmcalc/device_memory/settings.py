@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ..errors import InputError, suggest
+from ..errors import InputError, shown, suggest
 from ..units import dtype
 from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
 from ..workload.lora import ALL_LINEAR, Base, Library
@@ -92,7 +92,7 @@ def check_optimizer(where: str, value: str) -> str:
     known = [*OPTIMIZERS, *ALIASES]
     if value not in known:
         raise InputError(
-            f"{where} {value}: not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(".")
+            f"{where}: {shown(value)} is not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(".")
         )
     return ALIASES.get(value, value)
 

@@ -209,7 +209,7 @@ def test_an_encoder_alone_reads_and_learns_but_does_not_decode(run: Any) -> None
         (Settings("training", optimizer="adafactor", optimizer_impl="fused"), "--optimizer-impl fused: adafactor has"),
         (Settings("training", dtype="fp8"), "--dtype fp8: no pass computes in it"),
         (Settings("training", cross_entropy="chunked", logits_dtype="bf16"), "--logits-dtype: a chunked"),
-        (Settings("training", lora_dropout=True), "--lora-dropout: it describes"),
+        (Settings("training", lora_dropout=True), "--lora-dropout: it means nothing without --lora-rank"),
         (Settings("training", lora_rank=2, bitsandbytes="new"), "--bitsandbytes new: not a version"),
         (Settings("training", torch="2"), "--torch 2: not a version"),
         (Settings("training", moe="capacity:0"), "--moe 'capacity:0': not known; expected dropless"),
