@@ -80,8 +80,7 @@ def _short_name(option: Any, record: str) -> str:
     dashed = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
     name = min(dashed, key=len) if len(dashed[0]) > COLUMN - 8 else dashed[0]
-    metavar = record.rpartition(" ")[2] if not option.is_flag else ""
-    metavar = metavar if "|" not in metavar or len(metavar) < COLUMN - len(name) else "WORD"
+    metavar = "" if option.is_flag else record.rpartition(" ")[2]
     return " ".join(filter(None, (", ".join([*letters, name]), metavar)))
 
 

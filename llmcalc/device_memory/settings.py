@@ -145,6 +145,7 @@ class Settings:
             "--devices and of plan is training.",
             "What runs",
             "inference",
+            metavar="WORD",
             common=True,
         ),
     ] = "inference"
@@ -190,6 +191,7 @@ class Settings:
             "Precision and kernels",
             "bf16-master",
             TRAINING,
+            metavar="WORD",
             common=True,
         ),
     ] = None
@@ -356,6 +358,7 @@ class Settings:
             "none",
             TRAINING,
             "lora_rank",
+            metavar="WORD",
             common=True,
         ),
     ] = None

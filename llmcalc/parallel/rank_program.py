@@ -17,8 +17,9 @@ from ..algebra import Number
 from ..errors import InputError
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
-from ..flow.record import Flow, Index
+from ..flow.record import Flow
 from ..flow.value import Value, Weight
+from ..flow.verbs.weights import Index
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
