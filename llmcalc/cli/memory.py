@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..frameworks.launch.read import read_launch
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, worst
+from ..frameworks.registry import framework, framework_of, layout_of
 from ..optional import included
 from ..parallel.layout_request import ANY, Asked, dated
 from ..parallel.nearest import with_nearest
@@ -168,9 +169,9 @@ def command(
         )
         version = asked.framework_version or ""
         if launched is not None:
-            cluster = Cluster(found, launched.layout, launched.framework, version, launched.own)
+            cluster = Cluster.of(found, launched.layout, framework(launched.framework), version, launched.own)
         else:
-            cluster = Cluster(found, asked.layout(), asked.kernels(), version)
+            cluster = Cluster.of(found, layout_of(asked), framework_of(asked), version)
         spread = launched is not None or asked.anything
 
         def needed(runtime: Runtime) -> int:

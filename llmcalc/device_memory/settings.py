@@ -92,7 +92,9 @@ def check_optimizer(where: str, value: str) -> str:
     known = [*OPTIMIZERS, *ALIASES]
     if value not in known:
         raise InputError(
-            f"{where}: {shown(value)} is not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(".")
+            f"{where}: {shown(value)} is not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(
+                "."
+            )
         )
     return ALIASES.get(value, value)
 

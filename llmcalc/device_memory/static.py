@@ -243,7 +243,11 @@ def memory(
 
 
 def _inference(
-    spec: ModelSpec, count: ParameterCount, settings: Settings, published: str, config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec,
+    count: ParameterCount,
+    settings: Settings,
+    published: str,
+    config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
     weights, stored = dtype(settings.dtype or published), None
     scheme = _scheme(settings, config)

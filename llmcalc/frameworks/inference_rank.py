@@ -15,7 +15,6 @@ from ..device_memory.device_memory import TORCH, DeviceMemory, Point
 from ..device_memory.estimate import Memory, memory
 from ..errors import InputError
 from ..parallel.layout import Layout
-from ..parallel.layout_request import Framework
 from ..parallel.rank_model import RankModel, of_rank
 from ..parallel.rank_program import RankFlow
 from ..simulator.profiles.dtensor import check_divided
@@ -27,7 +26,7 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 """How a rank is known whose parts torch itself does not divide."""
 
 
-def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime, framework: Framework = "torch") -> Memory:
+def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime, framework: str = "torch") -> Memory:
     """The memory of one rank. one: the whole model and how it runs.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
@@ -77,7 +76,7 @@ def has_plan(share: RankModel) -> bool:
     return True
 
 
-def check_serving(layout: Layout, framework: Framework) -> None:
+def check_serving(layout: Layout, framework: str) -> None:
     """Raises `InputError` for what only training divides, and for frameworks of training."""
     if framework != "torch":
         raise InputError(f"--framework {framework}: is of training; expected torch, or --phase training")

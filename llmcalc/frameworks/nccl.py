@@ -16,6 +16,7 @@ from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, Term
 from ..device_memory.optimizer_steps import before
 from ..parallel.layout import Layout
+from .framework import Framework
 
 STEPS = 8
 """`NCCL_STEPS`: slots of every buffer."""
@@ -54,20 +55,21 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
     return CHANNELS * CONNECTION * (ranks + edges) // ranks
 
 
-def communicators(layout: Layout, framework: str) -> list[int]:
+def communicators(layout: Layout, framework: Framework) -> list[int]:
     """The sizes of the communicators that a rank is in, other than those of a pipeline.
 
-    DeepSpeed has the group of all ranks and a copy of it (deepspeed/utils/groups.py, `_clone_world_group`). torch has
-    one for each axis of the device mesh.
+    They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
-    if framework == "deepspeed":
+    if framework.world_communicators:
         return [layout.world] * 2
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
 
-def with_nccl(found: DeviceMemory, layout: Layout, framework: str, runtime: Runtime, torch: str = "") -> DeviceMemory:
+def with_nccl(
+    found: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
+) -> DeviceMemory:
     """The memory of a rank with NCCL's buffers, where their size is known."""
-    if framework == "megatron" or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
+    if not framework.nccl_is_known or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
         return found
     size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))
     if not size:

@@ -21,7 +21,6 @@ from ..flow.tree import Use
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.layout_request import Framework
 from ..parallel.rank_program import rank_program
 from ..parallel.schedules import Pipeline, pipeline
 from ..parallel.search import routed_experts
@@ -144,7 +143,7 @@ class Passes(NamedTuple):
         )
 
 
-class Bytes(NamedTuple):
+class BytesPerParameter(NamedTuple):
     """Bytes of each parameter: of the weights, the gradients and the optimizer.
 
     others: of the optimizer, how many more a parameter has that is no matrix in a layer (Muon leaves these to AdamW).
@@ -154,26 +153,6 @@ class Bytes(NamedTuple):
     gradients: float
     optimizer: float
     others: float = 0
-
-    @staticmethod
-    def of(one: Memory, framework: Framework) -> Bytes:
-        """Those of a framework. Megatron's weights are bf16, and main gradients, the master copy and Adam's states fp32
-        unless they have formats of their own.
-        """
-        if framework == "megatron":
-            from .megatron.settings_from_options import bytes_of_each
-
-            return Bytes(2, *bytes_of_each(one.settings))
-        use, n = one.states, one.states.count.total
-        optimizer = use.optimizer.bytes if use.optimizer is not None else 0
-        if framework == "fsdp2" and use.has_master:  # the shards are the master weights, and gradients are as wide
-            wide = use.master_weights / n
-            return Bytes(wide, wide, (use.weights + use.gradients + optimizer) / n - wide)
-        name = "" if use.optimizer is None or one.settings.lora_rank is not None else use.optimizer.name
-        if use.optimizer is not None and (name == "muon" or (name == "adafactor" and framework == "deepspeed")):
-            state, master = bytes_of(1, use.optimizer.dtype), use.master_weights / n  # a flat part has no rows
-            return Bytes(use.weights / n, use.gradients / n, state + master, others=state if name == "muon" else 0)
-        return Bytes(use.weights / n, use.gradients / n, (optimizer + use.master_weights) / n)
 
 
 def padded(shards: int, use: Use) -> Number:
@@ -198,7 +177,7 @@ first; None is for all.
 
 
 @dataclass
-class Walk:
+class PeakEstimate:
     """Walks the ranks of layouts of one model.
 
     each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
@@ -208,7 +187,7 @@ class Walk:
     """
 
     spec: ModelSpec
-    each: Bytes
+    each: BytesPerParameter
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
@@ -449,3 +428,56 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
         return found[1:]
 
     return measured
+
+
+class EstimateErrors(NamedTuple):
+    """The largest errors of an estimate, as shares of it: how much less, and how much more, a layout may need.
+
+    `python -m tests.studies.walk_errors` measures a grid of models and layouts.
+    """
+
+    under: float
+    over: float
+
+    def least(self, bytes: int) -> int:
+        """The least that a layout may need whose estimate is so many bytes."""
+        return bytes - int(self.under * bytes)
+
+    def most(self, bytes: int) -> int:
+        """The most that it may need."""
+        return bytes + int(self.over * bytes)
+
+
+THREADS = 2
+"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
+
+
+def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
+    """Bytes of each parameter where weights, gradients and states are kept as on one device.
+
+    flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
+    """
+    use, n = memory.states, memory.states.count.total
+    optimizer, name = use.optimizer, ""
+    if optimizer is not None and memory.settings.lora_rank is None:
+        name = optimizer.name
+    if optimizer is not None and (name == "muon" or (name == "adafactor" and flat)):
+        state, master = bytes_of(1, optimizer.dtype), use.master_weights / n
+        others = state if name == "muon" else 0
+        return BytesPerParameter(use.weights / n, use.gradients / n, state + master, others)
+    states = 0 if optimizer is None else optimizer.bytes
+    return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
+
+
+def estimate_with_torch_kernels(
+    memory: Memory, each: BytesPerParameter, computing: Training, transient: Arounds, pads: bool = False
+) -> PeakEstimate:
+    """The estimate of a framework whose modules run torch's own kernels.
+
+    each: bytes of each parameter. computing: the training that its modules compute. transient: the bytes that a rank
+    has beside its passes. pads: whether shards are equally many rows of every tensor, rounded up.
+    """
+    beside = memory.runtime.context + THREADS * memory.runtime.workspace
+    passes = torch_passes(memory.spec, computing)
+    frees = not memory.training().keeps_gradients
+    return PeakEstimate(memory.spec, each, passes, memory.states.count.include, beside, transient, frees, pads)

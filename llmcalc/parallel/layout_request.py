@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 from ..errors import InputError
 from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
-
-Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
 
 
 def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
@@ -106,10 +105,9 @@ class Asked:
     ] = None
     etp: Annotated[int | None, Setting("Ranks that divide each expert.", "Layout", "as many as --tp")] = None
     framework: Annotated[
-        Framework | None,
+        str | None,
         Setting(
-            "torch, fsdp2, megatron or deepspeed. Whose kernels and buffers; by default those of fsdp2 with --fsdp or "
-            "--zero 3, else torch.",
+            "Whose kernels and buffers.",
             "Layout",
             metavar="NAME",
             common=True,
@@ -136,8 +134,12 @@ class Asked:
         """Whether something is asked that only a pipeline has."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
-    def layout(self) -> Layout:
-        """The layout. Raises `InputError` for options that contradict each other."""
+    def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
+        """The layout. Raises `InputError` for options that contradict each other.
+
+        keeps_gathered: (pp, ZeRO stage) → whether gathered weights stay whole after the forward pass where `reshard`
+            is not given.
+        """
         given: dict[str, Any] = {
             name: value
             for name in (
@@ -155,11 +157,11 @@ class Asked:
             )
             if (value := getattr(self, name)) is not None
         }
-        if kept_whole(self.kernels(), self.pp or 1, self._zero()):
+        if keeps_gathered(self.pp or 1, self.zero_stage()):
             given.setdefault("reshard", False)
         if self.hsdp_replicas is not None:
             given["hsdp_replicas"] = self.hsdp_replicas
-        given["zero"] = self._zero()
+        given["zero"] = self.zero_stage()
         given["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
         given["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
         found = Layout(**given)
@@ -174,7 +176,8 @@ class Asked:
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
-    def _zero(self) -> int:
+    def zero_stage(self) -> int:
+        """The ZeRO stage. Raises `InputError` for one that there is not, and for one that --fsdp contradicts."""
         if self.fsdp is not None and self.zero not in (None, 3):
             raise InputError(f"--zero {self.zero}: --fsdp divides the weights too; expected no --zero, or 3")
         if self.zero is not None and self.zero not in (0, 1, 2, 3):
@@ -195,20 +198,6 @@ class Asked:
             wanted = f"a multiple of {each}" if dp is None else str(each * dp)
             raise ImpossibleLayout(f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {wanted}")
         return self.devices // each
-
-    def kernels(self) -> Framework:
-        """Whose kernels run."""
-        if self.framework is not None:
-            return self.framework
-        return "fsdp2" if self._zero() == 3 else "torch"
-
-
-def kept_whole(framework: Framework, pp: int, zero: int) -> bool:
-    """Whether gathered weights stay whole after the forward pass where nothing else is asked.
-
-    torchtitan keeps them in a pipeline, where every micro-batch would gather them again.
-    """
-    return framework == "fsdp2" and pp > 1 and zero == 3
 
 
 def dated(version: str) -> date | None:

@@ -14,7 +14,7 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
 from .layout import Layout, Zero, stages
-from .layout_request import ANY, Asked, Framework, kept_whole
+from .layout_request import ANY, Asked
 from .rank_program import Shares, axes_of, undivided
 from .schedules import check
 
@@ -37,6 +37,34 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "twice --cp does not divide the tokens of a sequence",
 )
 """Reasons."""
+
+
+@dataclass(frozen=True)
+class LayoutRules:
+    """Which layouts a search tries for a framework.
+
+    name: the framework's, in errors.
+    zero: the ZeRO stage of a layout with replicas where none is asked for.
+    untried: sizes of groups that are tried as 1 alone.
+    whole_experts: whether each rank holds whole experts (`etp` 1) in a mixture.
+    sequence_parallel: whether tensor parallelism comes with sequence parallelism.
+    fills_pipeline: whether a schedule of one stage a rank takes at least as many micro-batches as there are stages.
+    pipelines_if_asked: whether pipelines are tried only where something of a pipeline is asked for.
+    keeps_gathered_in_pipelines: whether gathered weights stay whole after the forward pass in a pipeline.
+    """
+
+    name: str
+    zero: Zero = 0
+    untried: tuple[str, ...] = ()
+    whole_experts: bool = False
+    sequence_parallel: bool = False
+    fills_pipeline: bool = False
+    pipelines_if_asked: bool = False
+    keeps_gathered_in_pipelines: bool = False
+
+    def keeps_gathered(self, pp: int, zero: int) -> bool:
+        """Whether gathered weights stay whole after the forward pass where nothing else is asked for."""
+        return self.keeps_gathered_in_pipelines and pp > 1 and zero == 3
 
 
 @dataclass
@@ -67,7 +95,7 @@ def search(
     global_batch: int,
     micro_batch: int,
     seq: int,
-    framework: Framework = "megatron",
+    rules: LayoutRules,
     asked: Asked = ANY,
     node: int = 8,
 ) -> Search:
@@ -77,7 +105,7 @@ def search(
     one fast link joins, which the ranks of a tensor group share.
     Raises `InputError` for what no layout has that it tries (`_possible`).
     """
-    _possible(framework, asked)
+    _possible(rules, asked)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, whole = routed_experts(spec), undivided(spec)
@@ -93,17 +121,17 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _asked_for(asked, sizes) or not _has(framework, sizes, asked):
+            if not _asked_for(asked, sizes) or not _has(rules, sizes, asked):
                 continue
             if whole and pp > 1:
                 result.refused[whole] += 1
                 continue
             try:
-                layout = _layout(framework, sizes, bool(experts), layers, asked)
+                layout = _layout(rules, sizes, bool(experts), layers, asked)
             except InputError as error:
                 result.refuse(error)
                 continue
-            _try(result, axes, layers, layout, global_batch, micro_batch, framework)
+            _try(result, axes, layers, layout, global_batch, micro_batch, rules)
     return result
 
 
@@ -117,21 +145,21 @@ def tokens_multiple(cp: int) -> int:
     return 2 * cp if cp > 1 else 1
 
 
-def _possible(framework: Framework, asked: Asked) -> None:
+def _possible(rules: LayoutRules, asked: Asked) -> None:
     """Raises `InputError` for layers of each stage, which a search shares out itself, for groups that it does not try,
     and for chunks that contradict the rest."""
     if asked.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    for name in WITHOUT[framework]:
+    for name in rules.untried:
         if (size := getattr(asked, name)) not in (None, 1):
-            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {framework}; expected 1")
+            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {rules.name}; expected 1")
     if asked.schedule not in (None, *RUN):
         raise InputError(
-            f"--schedule {asked.schedule}: no replay runs it with --framework {framework}; expected {' or '.join(RUN)}"
+            f"--schedule {asked.schedule}: no replay runs it with --framework {rules.name}; expected {' or '.join(RUN)}"
         )
     interleaved = asked.schedule == "interleaved"
-    if interleaved and "vpp" in WITHOUT[framework]:
-        raise InputError(f"--schedule interleaved: is not tried for --framework {framework}; expected 1f1b")
+    if interleaved and "vpp" in rules.untried:
+        raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
     if asked.pp == 1 and (interleaved or (asked.vpp or 1) > 1):
         option = "--schedule interleaved" if interleaved else f"--vpp {asked.vpp}"
         raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
@@ -149,36 +177,27 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
     return all(getattr(asked, name) in (None, size) for name, size in sizes.items())
 
 
-def _has(framework: Framework, sizes: dict[str, int], asked: Asked) -> bool:
+def _has(rules: LayoutRules, sizes: dict[str, int], asked: Asked) -> bool:
     """Whether layouts with those groups are tried for a framework."""
-    if framework == "fsdp2" and sizes["pp"] > 1 and not asked.pipeline:
-        return False  # a replay of `fully_shard` in a pipeline takes seconds
-    return all(sizes[name] == 1 for name in WITHOUT[framework])
+    if rules.pipelines_if_asked and sizes["pp"] > 1 and not asked.pipeline:
+        return False
+    return all(sizes[name] == 1 for name in rules.untried)
 
 
 RUN = ("1f1b", "interleaved")
 """The schedules that the frameworks' replays run."""
 
-WITHOUT: dict[Framework, tuple[str, ...]] = {
-    "torch": ("cp", "ep"),
-    "fsdp2": ("ep",),
-    "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
-    "megatron": (),
-}
-"""Framework → groups that are not tried."""
-
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
 """Options that are no sizes of groups, and hold for every layout where they are given."""
 
 
-def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: int, asked: Asked) -> Layout | None:
+def _layout(rules: LayoutRules, sizes: dict[str, int], mixture: bool, layers: int, asked: Asked) -> Layout | None:
     """The layout of those groups; None if a stage would have no layer."""
     count = sizes["pp"] * sizes["vpp"]
     if count > layers:
         return None
     shares = sizes["dp"] * sizes["cp"] > 1
-    usual: dict[Framework, Zero] = {"torch": 0, "megatron": 1, "deepspeed": 3, "fsdp2": 3}
-    zero = 3 if asked.fsdp is not None else usual[framework] if asked.zero is None else asked.zero
+    zero = 3 if asked.fsdp is not None else rules.zero if asked.zero is None else asked.zero
     found = Layout(
         tp=sizes["tp"],
         cp=sizes["cp"],
@@ -186,14 +205,14 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         dp=sizes["dp"],
         vpp=sizes["vpp"],
         ep=sizes["ep"],
-        etp=1 if mixture and framework == "megatron" else None,
+        etp=1 if mixture and rules.whole_experts else None,
         pp_layout=None if layers % count == 0 else shared_out(layers, count),
-        sequence_parallel=sizes["tp"] > 1 and framework in ("megatron", "fsdp2"),
+        sequence_parallel=sizes["tp"] > 1 and rules.sequence_parallel,
         zero=cast(Zero, zero) if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
-    if kept_whole(framework, found.pp, found.zero):
+    if rules.keeps_gathered(found.pp, found.zero):
         given.setdefault("reshard", False)
     found = replace(found, **given)
     if asked.prefetch is not None or asked.reshard is not None:
@@ -208,7 +227,7 @@ def _try(
     layout: Layout | None,
     global_batch: int,
     micro_batch: int,
-    framework: Framework,
+    rules: LayoutRules,
 ) -> None:
     """Adds a layout to what was found, or to what was refused."""
     if layout is None:
@@ -216,7 +235,7 @@ def _try(
         return
     batches, rest = divmod(global_batch, layout.dp * micro_batch)
     reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
-    if not reason and framework in ("torch", "fsdp2") and layout.schedule == "1f1b" and batches < layout.pp:
+    if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
         result.refused[reason] += 1

@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..device_memory.static import Fit
 from ..frameworks.launch.record import Launch
-from ..frameworks.ranks import Cluster, RankMemory, megatron_settings
+from ..frameworks.ranks import Cluster, RankMemory
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..workload.expert_capacity import CAPACITY, DROPLESS
@@ -32,8 +32,6 @@ from .memory import (
 from .notes import plural, too_long, warned
 from .share import layout_text
 from .summary import model_data
-
-FRAMEWORK_NAMES = {"torch": "torch", "fsdp2": "FSDP2", "megatron": "Megatron-Core", "deepspeed": "DeepSpeed"}
 
 PART_COLUMNS = (
     Column("part", "item", justify="left"),
@@ -128,18 +126,15 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
     """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
     peak, layers = found.peak, _layers(found)
     workload, execution = workload_data(found.one), execution_data(found.one, found.attention)
-    if found.framework == "megatron" and found.trains:
-        own = megatron_settings(found, found.one.runtime)
-        fused = own.cross_entropy_loss_fusion
-        workload["grad_dtype"] = "float32" if own.reduces_in_fp32 else workload["dtype"]
-        execution |= {"norm": "fused", "optimizer_impl": "fused", "cross_entropy": "fused" if fused else "eager"}
-        execution["logits_dtype"] = workload["dtype"] if fused else "float32"
+    if found.trains:
+        own = found.framework.document(found.run)
+        workload, execution = workload | own.get("workload", {}), execution | own.get("execution", {})
     return {
         "model": model_data(preset),
         "workload": workload,
         "execution": execution,
         "layout": found.layout.data(),
-        "framework": {"name": found.framework, "version": found.version or None},
+        "framework": {"name": found.framework.name, "version": found.version or None},
         "launch": None
         if launched is None
         else {
@@ -170,7 +165,7 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
             "parameters": found.one.states.count.total,
         },
         "communication": None
-        if found.communication is None
+        if found.messages is None
         else [
             {
                 "group": one.group,
@@ -180,7 +175,7 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
                 "buffer_bytes": one.bytes,
                 "wire_bytes": one.count * one.wire_bytes,
             }
-            for one in found.communication
+            for one in found.messages
         ],
         "fits": fits_data(fits),
     }
@@ -193,7 +188,7 @@ def _after_pass(column: Column) -> Column:
 def _sent_rows(found: Cluster) -> list[Row]:
     """Messages of one kind with one group together, those of a group one after the other."""
     sums: dict[tuple[str, int, str], list[int]] = {}
-    for one in found.communication or ():
+    for one in found.messages or ():
         line = sums.setdefault((one.group, one.ranks, one.kind), [0, 0, 0])
         line[0] += one.count
         line[1] = max(line[1], one.bytes)
@@ -265,7 +260,7 @@ def _serving_notes(found: Cluster) -> list[str]:
 
 
 def _notes(found: Cluster, assumed: str) -> list[str]:
-    name = FRAMEWORK_NAMES[found.framework]
+    name = found.framework.title
     version = f" of {found.version}" if found.version else ""
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
     if not found.trains:

@@ -13,7 +13,6 @@ from ..sources.preset import Preset
 from ..studies.fit import Change, Fitting
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_serving import ServingFitting
-from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import device_data, execution_data, run_text, verdict_of, workload_data
 from .notes import plural, too_long, warned
@@ -56,7 +55,7 @@ def devices_report(preset: Preset, found: DeviceFitting) -> Report:
             Row(["sequences of a micro-batch (--batch)", found.batch, use.workload.batch]),
             Row(["tokens of each sequence (--seq)", found.seq, use.workload.seq]),
         ]
-    name = FRAMEWORK_NAMES[planned.framework]
+    name = planned.framework.title
     notes = [
         f"kernels and buffers of {name}; the layout with the best place of {planned.plan.tried:,} (llmcalc plan)",
         "fewest: of this number, its halves and its doubles; the largest of each with this layout, the others as given",
@@ -67,7 +66,7 @@ def devices_report(preset: Preset, found: DeviceFitting) -> Report:
         "execution": execution_data(found.memory, attention_of(found.memory, planned.framework)),
         "hardware": fit.hardware.name,
         "devices": planned.devices,
-        "framework": planned.framework,
+        "framework": planned.framework.name,
         "layout": best.layout.data(),
         **_fit_data(fit),
         "needed_devices": found.needed,

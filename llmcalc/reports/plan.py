@@ -8,7 +8,6 @@ from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.plan import Candidate, Plan, Planned
-from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import run_text
 from .notes import plural, too_long, warned
@@ -73,7 +72,7 @@ def _row(one: Candidate) -> Row:
 
 def _notes(found: Planned) -> list[str]:
     notes = [
-        f"kernels and buffers of {FRAMEWORK_NAMES[found.framework]}; required and headroom: of the rank that needs "
+        f"kernels and buffers of {found.framework.title}; required and headroom: of the rank that needs "
         "most; sent: by one rank in a step",
         "order: the sum of a layout's places by headroom, by what is sent and by bubble; time is not known",
     ]
@@ -131,7 +130,7 @@ def _data(preset: Preset, found: Planned) -> dict[str, Any]:
         "model": model_data(preset),
         "hardware": found.hardware.name,
         "devices": found.devices,
-        "framework": found.framework,
+        "framework": found.framework.name,
         "global_batch": found.global_batch,
         "tried": plan.tried,
         "feasible": [candidate_data(one) for one in plan.feasible],

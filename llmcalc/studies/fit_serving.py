@@ -10,6 +10,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.static import Fit
 from ..errors import InputError
 from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
+from ..frameworks.registry import framework_of, layout_of
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import Asked
@@ -95,8 +96,8 @@ def _layouts(one: Memory, asked: Asked, devices: int) -> Iterator[Layout]:
         split = asked.pp_layout or (None if layers % pp == 0 else shared_out(layers, pp))
         try:
             given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
-            layout = given.layout()
-            check_serving(layout, asked.kernels())
+            layout = layout_of(given)
+            check_serving(layout, framework_of(asked).name)
         except ImpossibleLayout:
             continue
         if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):

@@ -187,7 +187,10 @@ def test_it_fits_to_the_last_byte() -> None:
         (Settings("training", lora_rank=4, modules_to_save=("head",)), "--modules-to-save head: no such module"),
         (Settings("training", lora_rank=4, master_weights="fp32"), "--master-weights: adapters"),
         (Settings(lora_rank=4), "--lora-rank: it is not for the phase inference; expected --phase training"),
-        (Settings("training", kv_dtype="fp8"), "--kv-dtype: it is not for the phase training; expected --phase inference"),
+        (
+            Settings("training", kv_dtype="fp8"),
+            "--kv-dtype: it is not for the phase training; expected --phase inference",
+        ),
         (Settings(optimizer="sgd"), "--optimizer: it is not for the phase inference"),
         (Settings(grad_dtype="fp32"), "--grad-dtype: it is not for the phase inference"),
         (Settings(master_weights="none"), "--master-weights: it is not for the phase inference"),

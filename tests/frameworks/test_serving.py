@@ -100,7 +100,7 @@ def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
 
 
 def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:
-    return Cluster(memory(spec, Settings(**settings)), layout, "torch")
+    return Cluster.of(memory(spec, Settings(**settings)), layout, "torch")
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode", "inference"])
@@ -114,7 +114,7 @@ def test_every_rank_holds_its_share(phase: Any) -> None:
         block = 4096 + 16 * (phase == "decode")  # a step adds a token, in a block of its own with a paged cache
         assert one.device.by_kind["cache"] in {kv(share, 2, n).bytes for n in (4096, 4097, block)}
     assert cluster.peak.device.device_bytes == max(one.device.device_bytes for one in cluster.by_rank)
-    assert cluster.communication is None
+    assert cluster.messages is None
 
 
 @pytest.mark.parametrize("name", ["t5-small", "whisper-tiny"])
@@ -122,7 +122,7 @@ def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> Non
     """A decoding step of a divided encoder-decoder: each of two ranks holds more than half, and less than all."""
     one = memory(llmcalc.load(name).model, Settings(phase="decode", seq=64))
     (alone,), (rank, _) = (
-        [each.device.exact_bytes for each in Cluster(one, layout, "torch").by_rank]
+        [each.device.exact_bytes for each in Cluster.of(one, layout, "torch").by_rank]
         for layout in (Layout(), Layout(tp=2))
     )
     assert alone / 2 < rank < alone

@@ -10,9 +10,10 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.divisors import divisors
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.parallel.layout_request import Asked, Framework
+from llmcalc.parallel.layout_request import Asked
 from llmcalc.parallel.nearest import nearest, with_nearest
 from llmcalc.parallel.rank_model import of_rank
 from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, search, shared_out
@@ -27,9 +28,9 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 
 
 @pytest.mark.parametrize("framework", ["megatron", "fsdp2", "torch", "deepspeed"])
-def test_what_is_found_can_be(framework: Framework) -> None:
+def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
-    found = search(spec, 16, 64, 1, 4096, framework)
+    found = search(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
     assert found.found
     assert found.tried == len(found.found) + sum(found.refused.values())
     for layout, batches in found.found:
@@ -41,7 +42,7 @@ def test_what_is_found_can_be(framework: Framework) -> None:
 
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
-    found = search(spec, 16, 8, 1, 1024)
+    found = search(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
     assert found.refused[HEADS]
     assert found.refused[BATCH]  # 16 replicas for 8 sequences
     assert all(layout.tp == 1 for layout, _ in found.found)
@@ -49,19 +50,19 @@ def test_refusals_say_why() -> None:
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search(spec, 64, 64, 1, 4096, asked=Asked(tp=8, vpp=1))
+    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=Asked(tp=8, vpp=1))
     assert {(layout.tp, layout.vpp) for layout, _ in found.found} == {(8, 1)}
     assert len({layout.pp for layout, _ in found.found}) > 1
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
-    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, "fsdp2")
+    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
     assert {layout.tp: layout.zero for layout, _ in found.found} == {1: 3, 2: 3, 4: 3, 8: 3}
     assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.found)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
-    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, "fsdp2")
+    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
     assert {layout.cp for layout, _ in found.found} == {1, 2, 4, 8, 16}
 
 
@@ -90,7 +91,9 @@ def test_divisors(number: int, most: int | None) -> None:
 
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
-    found = search(llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, "torch", Asked(schedule="1f1b"))
+    found = search(
+        llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, Asked(schedule="1f1b")
+    )
     assert found.found
     assert all(batches >= layout.pp for layout, batches in found.found)
     assert found.refused[ROUNDS]
@@ -108,19 +111,27 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     ],
 )
 def test_whatever_is_asked_holds(asked: Asked, holds: Callable[[Layout], bool]) -> None:
-    found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, asked=asked)
+    found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, asked=asked)
     assert found.found
     assert all(holds(layout) for layout, _ in found.found)
 
 
 def test_layers_of_stages_are_not_asked_for() -> None:
     with pytest.raises(InputError, match="--pp-layout: layers are shared out evenly"):
-        search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, asked=Asked(pp_layout=(40, 40)))
+        search(
+            llmcalc.load("llama3-70b").model,
+            64,
+            64,
+            1,
+            4096,
+            framework_named("megatron").layouts,
+            Asked(pp_layout=(40, 40)),
+        )
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:
     with pytest.raises(InputError, match="--ep 2: no layout with it is tried for --framework fsdp2; expected 1"):
-        search(llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, "fsdp2", Asked(ep=2))
+        search(llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(ep=2))
 
 
 @pytest.mark.parametrize(
@@ -138,28 +149,35 @@ def test_groups_that_are_not_tried_are_refused() -> None:
 def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: Asked, error: str) -> None:
     """Nothing would be tried, and the nearest layout would not tell why."""
     with pytest.raises(InputError, match=error):
-        search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework, asked)
+        search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layouts, asked)
 
 
 def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
-    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, "fsdp2").found)
-    found = search(spec, 16, 64, 1, 4096, "fsdp2", Asked(pp=4))
+    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).found)
+    found = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=4))
     assert {(layout.pp, layout.vpp) for layout, _ in found.found} == {(4, 1), (4, 2), (4, 4)}
     assert not any(layout.reshard for layout, _ in found.found if layout.zero == 3)
-    again = search(spec, 16, 64, 1, 4096, "fsdp2", Asked(pp=4, reshard=True))
+    again = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=4, reshard=True))
     assert all(layout.reshard for layout, _ in again.found)
     for asked in (Asked(vpp=2), Asked(schedule="interleaved")):  # what only a pipeline has asks for one
-        assert all(layout.pp > 1 < layout.vpp for layout, _ in search(spec, 16, 64, 1, 4096, "fsdp2", asked).found)
-        assert search(spec, 16, 64, 1, 4096, "fsdp2", asked).found
-    few = search(spec, 16, 8, 1, 4096, "fsdp2", Asked(pp=8, tp=1, vpp=1))  # four micro-batches for eight stages
+        assert all(
+            layout.pp > 1 < layout.vpp
+            for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
+        )
+        assert search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
+    few = search(
+        spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=8, tp=1, vpp=1)
+    )  # four micro-batches for eight stages
     assert not few.found
     assert few.refused[ROUNDS] == 1
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
-    found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, asked=Asked(prefetch=2))
+    found = search(
+        llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=Asked(prefetch=2)
+    )
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
     assert not found.found
 

@@ -23,6 +23,7 @@ from llmcalc.frameworks.fsdp2.pipeline import replay_rank
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import sharding
 from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.aten import Aten
 from llmcalc.simulator.autograd import Graph
@@ -31,7 +32,6 @@ from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.context_parallel import Kernels, Ring, part_of_sequence, ring_of
 from llmcalc.simulator.tensor import BFLOAT16, empty
-from llmcalc.studies.plan import walk_of
 from tests.simulator.witness import Alive
 
 SHAPE = BATCH, HEADS, ROWS, SIZE = 2, 4, 24, 16
@@ -172,6 +172,6 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
     """What a walk leaves out is a layer's gathered weights, and the step of the optimizer."""
     settings = Settings(phase="training", seq=4096, attn_implementation="flash")
     one = memory(llmcalc.load("qwen3-0.6b").model, settings)
-    found = Cluster(one, layout, "fsdp2").peak.device
+    found = Cluster.of(one, layout, "fsdp2").peak.device
     bytes = found.exact_bytes + one.runtime.context
-    assert walk_of(one, "fsdp2").needed(layout, 1)[0] == pytest.approx(bytes, rel=0.06)
+    assert framework_named("fsdp2").estimate(one).needed(layout, 1)[0] == pytest.approx(bytes, rel=0.06)

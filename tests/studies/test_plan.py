@@ -205,13 +205,13 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
         n: int = one.states.workload.batch
         return each * n + (beside if n > 20 else 0)
 
-    def walks(one: Any, _: Any) -> Any:
+    def estimates(one: Any) -> Any:
         return SimpleNamespace(needed=lambda *_: (each * one.states.workload.batch, 0))
 
     monkeypatch.setattr(fit_devices, "replayed", replays)
-    monkeypatch.setattr(fit_devices, "walk_of", walks)
+    record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
-    ask = fit_devices.Ask(Walks(one, "torch"), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
+    ask = fit_devices.Ask(Walks(one, record), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
     found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right

@@ -19,8 +19,8 @@ from ...errors import InputError
 from ...evidence import STATUSES
 from ...model import ModelSpec
 from ...optional import TOWERS
-from ...parallel.communication import Traffic
 from ...parallel.layout import Layout
+from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
 from ...simulator.event_log import Recorded, Recorder
@@ -178,15 +178,15 @@ def communication(
 
 def rank_traffic(
     one: Memory, layout: Layout, rank: int, version: date | None = None, own: TitanSettings = USUAL
-) -> list[Traffic]:
+) -> list[Message]:
     """What a rank sends in a step under torchtitan of that date, None (default) for the newest. own: as there.
 
     Raises `InputError` as `rank_memory` does.
     """
     how, fsdp = called(one.spec, one.training(), version, own)
-    counts: dict[Traffic, Number] = {}
+    counts: dict[Message, Number] = {}
     for each in communication(one.spec, how, layout, rank, fsdp):
-        alike = Traffic(each.group, each.ranks, each.kind, each.bytes, 0)
+        alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)
         counts[alike] = counts.get(alike, 0) + each.times
     return [alike._replace(count=count) for alike, count in counts.items()]
 

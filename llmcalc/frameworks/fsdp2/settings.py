@@ -7,7 +7,7 @@ at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these date
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Float8Recipe: TypeAlias = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -70,3 +70,8 @@ class TitanSettings:
     reduced: str = ""
     reduces_each: bool = True
     flat: bool = False
+
+
+def titan_settings(own_settings: Any) -> TitanSettings:
+    """torchtitan's settings of a run, or the defaults."""
+    return own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Framework, Launch, Reading, flag_value, reading_of, size_of
+from ..launch.record import Launch, Reading, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
 from .torchtitan_models import flavor
 
@@ -205,7 +205,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     settings = _settings(job, layout)
     own = _own(job, layout, old)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
-    framework: Framework = "fsdp2" if layout.zero else "torch"
+    framework: str = "fsdp2" if layout.zero else "torch"
     return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own)
 
 

@@ -14,7 +14,7 @@ from ..deepspeed.config_file import Found, read_into
 from ..deepspeed.settings import DeepSpeedSettings
 from ..fsdp2.option_names import computing, fsdp_layout, summing
 from ..fsdp2.settings import TitanSettings
-from .record import Framework, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, flag_value, reading_of, size_of, unknown_keys
 from .trainer import Fetch, Table, fetched
 
 ACCELERATE_SIGNS = ("distributed_type", "compute_environment", "fsdp_config", "megatron_lm_config", "num_processes")
@@ -63,7 +63,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
     machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
     kind = str(data.get("distributed_type", "NO")).upper()[:40]
     words: dict[str, Any] = {"phase": "training", **_mixed(reading, data)}
-    framework: Framework = "torch"
+    framework: str = "torch"
     layout = Layout(dp=world)
     own: DeepSpeedSettings | TitanSettings | None = None
     if data.get("gradient_accumulation_steps") is not None:

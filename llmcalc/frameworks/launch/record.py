@@ -11,8 +11,6 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import ALONE, Layout
 
-Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
-
 FileKind: TypeAlias = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "trainer"]
 
 
@@ -35,7 +33,7 @@ class Launch:
 
     where: str
     kind: FileKind
-    framework: Framework
+    framework: str
     spec: ModelSpec | None = None
     target: str = ""
     layout: Layout = ALONE
@@ -82,7 +80,7 @@ class Reading:
             self.notes.append("1 device is assumed; --world-size says another number")
         return world_size or 1
 
-    def launch(self, kind: FileKind, framework: Framework, **found: Any) -> Launch:
+    def launch(self, kind: FileKind, framework: str, **found: Any) -> Launch:
         """The run, with what has been found on the way. found: further fields of `Launch`.
 
         Raises `InputError` for what is not understood, as `check_unknown` does.

@@ -14,7 +14,7 @@ from ..deepspeed.config_file import read_into
 from ..deepspeed.settings import DeepSpeedSettings
 from ..fsdp2.option_names import STRATEGIES, computing, fsdp_layout, summing
 from ..fsdp2.settings import TitanSettings
-from .record import Framework, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, flag_value, reading_of, size_of, unknown_keys
 
 Table = Mapping[str, Any]
 
@@ -102,7 +102,7 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
     words = _trainer_words(reading, data)
     world = reading.devices(world_size)
     target = data.get("model_name_or_path")
-    framework: Framework = "torch"
+    framework: str = "torch"
     layout = Layout(dp=world)
     own: DeepSpeedSettings | TitanSettings | None = None
     given = data.get("deepspeed")

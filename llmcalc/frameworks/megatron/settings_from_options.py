@@ -6,11 +6,12 @@ attention of Transformer Engine, no dropout, experts as grouped products, a voca
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
+from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.estimate import Memory
 from ...device_memory.settings import Settings
 from ...errors import InputError
@@ -22,6 +23,7 @@ from ...parallel.layout_request import dated
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
 from ...workload.setting import option
+from ..framework import RunOnRanks
 from .schedule import STATES
 from .settings import EXCHANGES, MegatronSettings
 
@@ -99,6 +101,21 @@ def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100
     found = MegatronSettings(**given)
     found.check()
     return found
+
+
+def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
+    """The arguments of a run on an accelerator with that runtime: those of a launch file, or made of its options."""
+
+    def make() -> MegatronSettings:
+        own = run.own_settings
+        settings: MegatronSettings = (
+            settings_of(run.memory, run.layout, run.version, runtime.gpu) if own is None else own
+        )
+        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
+        return replace(settings, gpu=runtime.gpu, env={**settings.env, **expandable})
+
+    settings: MegatronSettings = run.settings_on(runtime, make)
+    return settings
 
 
 def _check(one: Memory, layout: Layout) -> None:

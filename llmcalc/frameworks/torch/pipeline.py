@@ -17,7 +17,6 @@ from functools import partial
 from ...device_memory.training import Training, TrainingRun, replayed
 from ...errors import InputError
 from ...model import ModelSpec
-from ...parallel.communication import bucket_sizes
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
 from ...parallel.schedules import Action, pipeline, schedule_of, torch_group
@@ -31,6 +30,7 @@ from ...simulator.repeat_microbatches import Played, Rehearsal
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
+from .messages import bucket_sizes
 
 
 @dataclass

@@ -25,8 +25,8 @@ from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.fsdp2.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
-from llmcalc.parallel.communication import Traffic
 from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
@@ -216,7 +216,9 @@ def test_adapters_have_a_format_of_their_own_by_default() -> None:
 
 def test_adapters_under_version_1_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4)
-    run = Cluster(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own=TitanSettings(flat=True))
+    run = Cluster.of(
+        memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own_settings=TitanSettings(flat=True)
+    )
     with pytest.raises(InputError, match="fsdp_version 1"):
         _ = run.peak
 
@@ -224,7 +226,7 @@ def test_adapters_under_version_1_are_refused() -> None:
 def test_adapters_over_quantized_weights_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
     with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
-        _ = Cluster(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
+        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------
@@ -484,18 +486,18 @@ def test_ranks_of_a_cluster() -> None:
     """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
     spec = family("llama3-8b")
     one = memory(spec, Settings("training", batch=1, seq=9))
-    found = Cluster(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
+    found = Cluster.of(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = found.by_rank
     own = replayed(spec, Training(batch=1, seq=9), Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes
     assert found.peak is first
     assert first.device.terms[0].status == "exact"
-    assert found.communication == [
-        Traffic("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),
-        Traffic("dp", 7, "reduce_scatter", 7 * 4 * (2 * 8 * 24 + 4), 1),
-        Traffic("dp", 7, "all_gather", 7 * 2 * LAYER, 5),
-        Traffic("dp", 7, "reduce_scatter", 7 * 4 * LAYER, 3),
+    assert found.messages == [
+        Message("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),
+        Message("dp", 7, "reduce_scatter", 7 * 4 * (2 * 8 * 24 + 4), 1),
+        Message("dp", 7, "all_gather", 7 * 2 * LAYER, 5),
+        Message("dp", 7, "reduce_scatter", 7 * 4 * LAYER, 3),
     ]
 
 

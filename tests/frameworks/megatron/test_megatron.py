@@ -26,7 +26,7 @@ from llmcalc.frameworks.megatron.param_and_grad_buffer import by_muon
 from llmcalc.frameworks.megatron.schedule import FLAGS, Interleaved, RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
-from llmcalc.frameworks.peak_estimate import Bytes
+from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.parallel.layout import Layout
@@ -382,7 +382,7 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
 )
 def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
     one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
-    assert sum(Bytes.of(one, "megatron")) == each
+    assert sum(framework_named("megatron").estimate(one).each) == each
     run = kept(one.spec, settings_of(one, Layout()))
     main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]

@@ -11,12 +11,12 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.errors import InputError
-from llmcalc.frameworks.peak_estimate import Bytes, Walk, torch_passes
+from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, torch_passes
 from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.frameworks.torch.pipeline import replay_rank
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.tensor import DTYPES
-from llmcalc.studies.plan import walk_of
 from tests.comparisons import compares, under
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
@@ -64,7 +64,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
 
     It leaves out what a pipeline receives into for micro-batches that are not in flight.
     """
-    walk = Walk(SPEC, Bytes(2, 2, 4), torch_passes(SPEC, HOW))
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
     assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
@@ -74,7 +74,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
 def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
     """Layers of other kinds below and above those that repeat; an encoder and a decoder."""
     spec = llmcalc.load(name).model
-    walk = Walk(spec, Bytes(2, 2, 4), torch_passes(spec, HOW))
+    walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), torch_passes(spec, HOW))
     found = replay_rank(spec, HOW, Layout(), 0)
     most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
     assert walk.needed(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
@@ -85,7 +85,7 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     one of the other half in the last stage, before its first backward pass.
     """
     layout = Layout(pp=2, schedule="dualpipe")
-    walk = Walk(SPEC, Bytes(2, 2, 4), torch_passes(SPEC, HOW))
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
     own = list(stages(layout, 8))
     first, last = (walk.passes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
@@ -122,8 +122,8 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
     spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
-    walked, _ = walk_of(one, framework).needed(layout, 4)
-    ranks = Cluster(one, layout, framework).by_rank
+    walked, _ = framework_named(framework).estimate(one).needed(layout, 4)
+    ranks = Cluster.of(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
     assert walked - one.runtime.context == pytest.approx(most, rel=near)
@@ -136,8 +136,8 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     """
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
     one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
-    walked, _ = walk_of(one, "torch").needed(layout, micro_batches)
-    found = [point for each in Cluster(one, layout, "torch").by_rank for point in each.device.timeline]
+    walked, _ = framework_named("torch").estimate(one).needed(layout, micro_batches)
+    found = [point for each in Cluster.of(one, layout, "torch").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
 
 
@@ -145,14 +145,14 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
 def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dict[str, Any]) -> None:
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
     one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
-    walked, _ = walk_of(one, "fsdp2").needed(layout, 4)
-    found = [point for each in Cluster(one, layout, "fsdp2").by_rank for point in each.device.timeline]
+    walked, _ = framework_named("fsdp2").estimate(one).needed(layout, 4)
+    found = [point for each in Cluster.of(one, layout, "fsdp2").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
 
 
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
     spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
-    walk = walk_of(memory(spec, Settings("training", seq=256)), "torch")
+    walk = framework_named("torch").estimate(memory(spec, Settings("training", seq=256)))
     first, last = (walk.passes(layout, stage) for stage in stages(layout, 12))
     assert first.whole == spec.vocab_size * spec.hidden_size // 2
     assert last.whole == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
+from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
-from llmcalc.parallel.communication import Traffic, communication
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.layout_request import Framework
+from llmcalc.parallel.messages import Message, rank_messages
 from llmcalc.parallel.schedules import pipeline, timetable
 from llmcalc.sources.presets import load_preset
 from llmcalc.workload.workload import Workload
@@ -26,6 +27,20 @@ from tests.contracts.test_parts import around_a_model
 from tests.parallel.fake_ranks import Collectives, fake_rank
 from tests.parallel.test_placements import BATCH, HIDDEN, LLAMA, SEQ, VOCAB, plan
 from tests.parallel.test_rank_contract import EXAMPLES
+
+
+def communication(
+    spec: ModelSpec,
+    layout: Layout,
+    workload: Workload,
+    micro_batches: int = 1,
+    framework: str = "megatron",
+    rank: int = 0,
+    **more: Any,
+) -> list[Message]:
+    """The messages of a rank under a framework."""
+    return rank_messages(spec, layout, workload, framework_named(framework).gradients, micro_batches, rank, **more)
+
 
 MICRO_BATCH = Workload(batch=BATCH, seq=SEQ)
 
@@ -84,7 +99,7 @@ def test_fsdp2_gathers_each_layer_twice_and_the_root_once() -> None:
 # --- claims of papers -------------------------------------------------------------------------------------------------
 
 
-def data(spec: ModelSpec, zero: int, framework: Framework = "deepspeed") -> int:
+def data(spec: ModelSpec, zero: int, framework: str = "deepspeed") -> int:
     """Bytes that a rank sends for gradients and weights in a step of one micro-batch."""
     told = communication(spec, Layout(dp=4, zero=zero), MICRO_BATCH, 1, framework)  # type: ignore[arg-type]
     return sum(one.wire_bytes * one.count for one in told if one.group == "dp")
@@ -159,7 +174,7 @@ def test_a_stage_sends_its_part_of_the_tokens() -> None:
     """With sequence parallelism each rank of a tensor group sends its own tokens (Korthikanti 2022, §4.2.3)."""
     for layout, parts in ((Layout(pp=2, tp=4), 1), (Layout(pp=2, tp=4, sequence_parallel=True), 4)):
         (one,) = [one for one in communication(LLAMA, layout, MICRO_BATCH, 3) if one.group == "pp"]
-        assert one == Traffic("pp", 2, "send", BATCH * SEQ * HIDDEN * 2 // parts, 3)
+        assert one == Message("pp", 2, "send", BATCH * SEQ * HIDDEN * 2 // parts, 3)
 
 
 def test_tied_heads_sum_the_gradient_of_the_embedding_over_both_ends() -> None:
@@ -167,7 +182,7 @@ def test_tied_heads_sum_the_gradient_of_the_embedding_over_both_ends() -> None:
     layout = Layout(pp=4, tp=2)
     of_ranks = [communication(spec, layout, MICRO_BATCH, rank=layout.rank(pp=pp)) for pp in range(4)]
     found = [[one for one in told if one.group == "embedding"] for told in of_ranks]
-    each = [Traffic("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
+    each = [Message("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
     assert found == [each, [], [], each]
     assert not [one for one in communication(LLAMA_OF_8, layout, MICRO_BATCH) if one.group == "embedding"]
 
@@ -195,7 +210,7 @@ def test_ranks_of_a_sequence_hold_the_same_weights() -> None:
         (Layout(cp=3), "megatron", "--cp 3: does not divide --seq 8; expected a divisor"),
     ],
 )
-def test_what_is_not_modelled_is_refused(layout: Layout, framework: Framework, text: str) -> None:
+def test_what_is_not_modelled_is_refused(layout: Layout, framework: str, text: str) -> None:
     with pytest.raises(InputError, match=text):
         communication(LLAMA, layout, MICRO_BATCH, 1, framework)
 
@@ -209,7 +224,7 @@ def test_what_is_not_modelled_is_refused(layout: Layout, framework: Framework, t
         (Layout(dp=4, zero=3), "deepspeed"),
     ],
 )
-def test_every_part_is_counted_or_refused(layout: Layout, framework: Framework) -> None:
+def test_every_part_is_counted_or_refused(layout: Layout, framework: str) -> None:
     """No message is of nothing or of no other rank; what is not modelled says which option to change."""
     counted, refused = 0, list[str]()
     for example in EXAMPLES.values():

@@ -1,15 +1,23 @@
-"""What a micro-batch takes in a stage of a Megatron rank, without an allocator."""
+"""The memory of ranks of Megatron-LM, without an allocator, for plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.meter import Meter
-from ..peak_estimate import Most, Passes
+from ..peak_estimate import BytesPerParameter, Most, Passes, PeakEstimate
 from .schedule import RankRun
-from .settings_from_options import settings_of
+from .settings_from_options import bytes_of_each, settings_of
+
+
+def estimate(memory: Memory) -> PeakEstimate:
+    """The estimate of a model's ranks. Weights are bf16; gradients, the master copy and states are fp32 by default."""
+    each = BytesPerParameter(2, *bytes_of_each(memory.settings))
+    include, context = memory.states.count.include, memory.runtime.context
+    return PeakEstimate(memory.spec, each, partial(measured, memory), include, context)
 
 
 def measured(one: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
