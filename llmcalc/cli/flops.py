@@ -47,7 +47,7 @@ MLA_HELP = (
     "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
     "query and output. auto: absorbed in decode, expanded elsewhere."
 )
-RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron)."
+RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."
 
 
 @takes_rank

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..frameworks.launch.read import read_launch
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, worst
-from ..frameworks.registry import framework, framework_of, layout_of
+from ..frameworks.registry import framework, framework_of, launch_files, layout_of
 from ..optional import included
 from ..parallel.layout_request import ANY, Asked, dated
 from ..parallel.nearest import with_nearest
@@ -97,8 +97,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file that starts a run. Megatron-LM's arguments (YAML, JSON, shell script), a torchtitan job, a "
-            "DeepSpeed, accelerate or Trainer config. It says the model, or what TARGET is trained with.",
+            help=f"The file that starts a run. {launch_files().capitalize()}. It says the model, or how TARGET is "
+            "trained.",
             rich_help_panel="What runs",
             show_default=False,
         ),

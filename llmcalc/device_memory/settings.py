@@ -321,8 +321,8 @@ class Settings:
     precision_aware_optimizer: Annotated[
         bool | None,
         Setting(
-            "The optimizer keeps main weights and states in formats of its own, --grad-dtype and --optimizer-dtype "
-            "(Megatron-LM with Transformer Engine).",
+            "The optimizer keeps main weights and states in formats of its own, --grad-dtype and --optimizer-dtype. "
+            "Of a --framework whose optimizer does.",
             "Training",
             phases=TRAINING,
         ),

@@ -51,7 +51,7 @@ def training_run(settings: Settings, use: MemoryUse) -> Training:
     """
     assert use.optimizer is not None
     if settings.precision_aware_optimizer:
-        raise InputError("--precision-aware-optimizer: it is Megatron-LM's; expected --framework megatron too")
+        raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if settings.optimizer_impl is not None and settings.optimizer_impl not in implementations(use.optimizer.name):
         known = ", ".join(implementations(use.optimizer.name))
         raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {use.optimizer.name} has {known}")

@@ -81,6 +81,8 @@ class Framework:
     check: refuses a run that it does not have on any layout.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) without any: then they are untested.
     implied_by: options that ask for it where no framework is named, in words, and whether a layout's options do.
+    launch_files: the launch files that it reads, in words; empty for none.
+    serves: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
     """
 
@@ -99,6 +101,8 @@ class Framework:
     check: Callable[[Memory, str], None] = _no_check
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[Asked], bool]] | None = None
+    launch_files: str = ""
+    serves: bool = False
     selective_recompute: str = "attention"
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:

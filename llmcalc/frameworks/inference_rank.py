@@ -18,6 +18,7 @@ from ..parallel.layout import Layout
 from ..parallel.rank_model import RankModel, of_rank
 from ..parallel.rank_program import RankFlow
 from ..simulator.profiles.dtensor import check_divided
+from .framework import Framework
 
 NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
 """How a rank is known that runs products on whole weights, as latent attention does."""
@@ -26,12 +27,12 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 """How a rank is known whose parts torch itself does not divide."""
 
 
-def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime, framework: str = "torch") -> Memory:
+def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
     """The memory of one rank. one: the whole model and how it runs.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
-    check_serving(layout, framework)
+    check_layout(layout)
     share = of_rank(one.spec, layout, rank)
     return memory(share, one.settings, one.published, one.states.count.include, one.config, runtime)
 
@@ -76,10 +77,15 @@ def has_plan(share: RankModel) -> bool:
     return True
 
 
-def check_serving(layout: Layout, framework: str) -> None:
+def check_serving(layout: Layout, framework: Framework) -> None:
     """Raises `InputError` for what only training divides, and for frameworks of training."""
-    if framework != "torch":
-        raise InputError(f"--framework {framework}: is of training; expected torch, or --phase training")
+    if not framework.serves:
+        raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
+    check_layout(layout)
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises `InputError` for a layout of training."""
     for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
             given = f"--{name} {size - (name == 'zero')}"

@@ -22,7 +22,7 @@ from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
-from .inference_rank import rank_memory, rank_of
+from .inference_rank import check_serving, rank_memory, rank_of
 from .nccl import with_nccl
 from .registry import framework as framework_named
 
@@ -100,7 +100,8 @@ class Cluster:
         if self.trains:
             found = self.framework.rank_memory(self.run, rank, runtime)
         else:
-            found = rank_memory(rank_of(self.one, self.layout, rank, runtime, self.framework.name))
+            check_serving(self.layout, self.framework)
+            found = rank_memory(rank_of(self.one, self.layout, rank, runtime))
         found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
         return RankMemory(rank, self.layout.at(rank).pp, known_memory(found, self.evidence))
 
@@ -138,7 +139,7 @@ class Cluster:
         """The attention implementation."""
         if self.trains:
             return attention_of(self.one, self.framework)
-        return rank_of(self.one, self.layout, 0, self.one.runtime, self.framework.name).attention
+        return rank_of(self.one, self.layout, 0, self.one.runtime).attention
 
     @property
     def micro_batches(self) -> int:

@@ -45,3 +45,9 @@ def framework_of(request: Asked) -> Framework:
 def layout_of(request: Asked) -> Layout:
     """The layout that options ask for, with its framework's defaults. Raises `InputError` for options that contradict."""
     return request.layout(framework_of(request).layouts.keeps_gathered)
+
+
+def launch_files() -> str:
+    """The launch files that are read, in words."""
+    named = filter(None, (framework(name).launch_files for name in NAMES))
+    return ", ".join((*named, "a config of accelerate or the Trainer"))

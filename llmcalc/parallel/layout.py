@@ -17,9 +17,6 @@ from ..errors import InputError
 
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zb-h1", "dualpipe"]
 
-TORCHTITAN_SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
-"""torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
-
 MOST_STAGE_LAYERS = 100_000
 """Layers that a stage may be given: as many as a whole model may have."""
 

@@ -231,7 +231,7 @@ def _again(how: Recompute) -> str:
     if how.kept:
         return "recomputation: convolutions once more; matrix products and attention are kept"
     which = "every layer's forward" if how.every == 1 else f"the forward of layers 0, {how.every}, {2 * how.every}, …"
-    return f"recomputation: {which} once more, as Megatron and torch's reentrant checkpointing run it"
+    return f"recomputation: {which} once more, as torch's reentrant checkpointing runs it"
 
 
 def _figures(include: frozenset[str]) -> Figures:

@@ -191,7 +191,7 @@ def _distributed(verdicts: list[Verdict]) -> list[str]:
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
-    degrees["dp"] = "FSDP2 ranks" if layout["zero"] == 3 else "replicas"
+    degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
     scratch = sorted({pair for one in verdicts for pair in one.info["scratch_bytes"].items()})
     kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
     return [

@@ -97,7 +97,7 @@ def _layouts(one: Memory, asked: Asked, devices: int) -> Iterator[Layout]:
         try:
             given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
             layout = layout_of(given)
-            check_serving(layout, framework_of(asked).name)
+            check_serving(layout, framework_of(asked))
         except ImpossibleLayout:
             continue
         if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):

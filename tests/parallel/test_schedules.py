@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from llmcalc.errors import InputError
-from llmcalc.parallel.layout import TORCHTITAN_SCHEDULES, Layout
+from llmcalc.frameworks.fsdp2.torchtitan_file import SCHEDULES
+from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import (
     Action,
     Costs,
@@ -229,7 +230,7 @@ def test_1f1b_is_what_torchs_runs(p: int, m: int) -> None:
 
 
 def test_torchtitans_names_are_torchs_schedules() -> None:
-    for name, schedule in TORCHTITAN_SCHEDULES.items():
+    for name, schedule in SCHEDULES.items():
         assert torch_schedules.get_schedule_class(name).__name__ == f"Schedule{name}"
         assert schedule in ("1f1b", "interleaved")
 

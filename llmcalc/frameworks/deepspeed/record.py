@@ -42,6 +42,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.12, over=0.75),
     evidence=evidence,
     gradients=GRADIENTS,
+    launch_files="a DeepSpeed config",
     layouts=LayoutRules("deepspeed", zero=3, untried=("tp", "cp", "pp", "vpp", "ep")),
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

@@ -57,6 +57,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.08, over=0.75),
     evidence=evidence,
     gradients=GRADIENTS,
+    launch_files="a torchtitan job",
     layouts=LayoutRules(
         "fsdp2",
         zero=3,

@@ -23,7 +23,8 @@ USUAL_WORLD = 8
 
 RESHARD = {"default": None, "always": True, "never": False}
 
-SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "interleaved1f1b": "interleaved"}
+SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
+"""torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
 
 EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
 """Titan's word for how keys and values go round → the layout's: shards go round in a ring by an all-to-all."""
@@ -282,10 +283,11 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     if pp == 1:
         return "1f1b", 1, None
     name, value = job.find("pipeline_parallel_schedule", "parallelism", "experimental")
+    schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
     text = "1f1b" if value is None else str(value).lower()[:60]
-    if text not in SCHEDULES:
+    if text not in schedules:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
-    several = SCHEDULES[text] == "interleaved"
+    several = schedules[text] == "interleaved"
     first = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", least=0)
     last = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", least=0)
     each = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]

@@ -70,6 +70,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.04, over=0.5),
     evidence=evidence,
     gradients=GRADIENTS,
+    launch_files="Megatron-LM's arguments (YAML, JSON, shell script)",
     layouts=LayoutRules("megatron", zero=1, whole_experts=True, sequence_parallel=True),
     attention="flash",
     nccl_is_known=False,

@@ -43,4 +43,5 @@ FRAMEWORK = Framework(
     evidence=evidence,
     gradients=GRADIENTS,
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
+    serves=True,
 )

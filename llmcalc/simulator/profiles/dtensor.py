@@ -126,7 +126,7 @@ class Divided(Eager):
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
             why = ""
             if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
-                why = "torchtitan's plan has no rule for it"
+                why = "the plan of torch.distributed has no rule for it"
             elif step.ins and step.ins[0].rows is not TOKENS:
                 why = "of an encoder it is not modelled"
             if why:

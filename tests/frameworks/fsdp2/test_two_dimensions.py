@@ -254,8 +254,18 @@ def test_what_float8_gathers() -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "seq", "words"),
     [
-        ("gpt2", Layout(tp=2, sequence_parallel=True), 8, "embed_positions: torchtitan's plan has no rule for it"),
-        ("xglm-1.7b", Layout(tp=2, sequence_parallel=True), 8, "embed_positions: torchtitan's plan has no rule for it"),
+        (
+            "gpt2",
+            Layout(tp=2, sequence_parallel=True),
+            8,
+            "embed_positions: the plan of torch.distributed has no rule for it",
+        ),
+        (
+            "xglm-1.7b",
+            Layout(tp=2, sequence_parallel=True),
+            8,
+            "embed_positions: the plan of torch.distributed has no rule for it",
+        ),
         ("phi-2", Layout(tp=2, sequence_parallel=True), 8, "a bias beside a sum over ranks is not modelled"),
         ("t5-small", Layout(tp=2, sequence_parallel=True), 8, "encoder.layers.self_attn.q_proj: of an encoder"),
         ("llama3-8b", Layout(tp=2, sequence_parallel=True), 9, "--tp 2 does not divide 9 tokens; expected a multiple"),
