@@ -28,6 +28,7 @@ from llmcalc.frameworks.fsdp2.pipeline import (
     stage_memory,
 )
 from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
+from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import Asked
@@ -145,9 +146,9 @@ def test_many_layers_from_few(layout: Layout) -> None:
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
-    assert not Asked(fsdp=4, pp=2).layout().reshard
-    assert Asked(fsdp=4, pp=2, reshard=True).layout().reshard
-    assert Asked(fsdp=4).layout().reshard
+    assert not layout_of(Asked(fsdp=4, pp=2)).reshard
+    assert layout_of(Asked(fsdp=4, pp=2, reshard=True)).reshard
+    assert layout_of(Asked(fsdp=4)).reshard
 
 
 def test_outputs_are_returned_before_a_date() -> None:

@@ -340,7 +340,6 @@ def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats
     ("given", "words"),
     [
         ({"compile": True}, "--compile: not modelled with --framework megatron; expected no --compile"),
-        ({"routing": "worst"}, "--routing worst: not modelled with --framework megatron; expected balanced"),
         ({"dtype": "float32"}, "--dtype fp32"),
         ({"optimizer_dtype": "bfloat16"}, "expected --precision-aware-optimizer too"),
         ({"grad_dtype": "float16"}, "--grad-dtype fp16: not Megatron's; expected fp32 or the weights' format"),
