@@ -9,7 +9,8 @@ from typing import Any
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
 from ..files import read_text, require_shallow
-from .registry import read, typed
+from .heads import architecture_of
+from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
 
 LARGEST_CONFIG = 5_000_000
@@ -43,6 +44,17 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: expected a JSON object, the config.json of a transformers model")
     require_shallow(data, where)
     return data
+
+
+def require_counted_type(text: str, where: str) -> None:
+    """Raises `InputError` unless a text is a `config.json` with a model type that llmcalc counts; other fields may be
+    wrong.
+    """
+    data = parse_json(text, where)
+    kind = data.get("model_type") or kind_of_class(architecture_of(data))
+    if not isinstance(kind, str) or not kind:
+        raise InputError(f"{where}: has no model_type")
+    family_of(usual_name(kind))
 
 
 def describe_config(
