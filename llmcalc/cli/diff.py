@@ -129,12 +129,12 @@ def _reason_to_skip(path: Path, ref: str) -> str:
         if text is None:
             continue
         try:
-            require_counted_type(text, path.name)
+            require_counted_type(text, str(path))
         except InputError as error:
             reasons.append(str(error))
         else:
             return ""
-    return reasons[0] if reasons else ""
+    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{ref}:{path}: ") if reasons else ""
 
 
 def _text_now(path: Path) -> str | None:

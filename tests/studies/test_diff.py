@@ -142,8 +142,8 @@ def test_files_that_describe_no_model_are_skipped_and_listed(repository: Path, r
     assert json.loads(out)["changed"]
     lines = [line for line in err.splitlines() if line.startswith("note: skipped ")]
     assert [line.split(": ")[1] for line in lines] == [f"skipped {name}" for name in skipped]
-    assert lines[0] == "note: skipped web/config.json: config.json: has no model_type"
-    assert lines[3].startswith("note: skipped other/config.json: config.json: model_type: 'nope' is not supported")
+    assert lines[0] == "note: skipped web/config.json: has no model_type"
+    assert lines[3].startswith("note: skipped other/config.json: model_type: 'nope' is not supported")
     assert lines[6].endswith(": is a link")
     code, out, _ = run(*words, "markdown", "small/config.json", "web/config.json")
     assert code == 0

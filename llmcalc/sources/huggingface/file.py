@@ -54,7 +54,7 @@ def require_counted_type(text: str, where: str) -> None:
     kind = data.get("model_type") or kind_of_class(architecture_of(data))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{where}: has no model_type")
-    family_of(usual_name(kind))
+    family_of(usual_name(kind), remote_code="auto_map" in data)
 
 
 def describe_config(
