@@ -185,10 +185,10 @@ def test_a_module_of_the_repository_is_not_run(tmp_path: Path) -> None:
 
 def test_other_programs_configs_are_skipped_by_default(pull_request: tuple[Path, dict[str, str]]) -> None:
     work, env = pull_request
-    for name, text in {"web": '{"theme": "dark"}', "tool": "// no JSON", "a [link](x) <b>": "[]"}.items():
+    for name, text in {"web": '{"theme": "dark"}', "tool": "// no JSON"}.items():
         (work / name).mkdir()
         (work / name / "config.json").write_text(text)
-    commit(work, "add", "web", "tool", "a [link](x) <b>")
+    commit(work, "add", "web", "tool")
     ran = step("Compare", work, env | {"MODELS": " \n"})
     assert ran.returncode == 0, ran.stderr
     found = outputs(env)
