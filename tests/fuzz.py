@@ -285,10 +285,14 @@ def inline(value: Any) -> str:
 
 
 def override(r: random.Random) -> Input:
-    name = r.choice(PRESETS)
-    paths = [str(key) for _, key in places(MODELS[name]["model"])] if name in MODELS else ["hidden_size"]
-    path = ".".join(r.choice((*paths, *paths, *WEIRD)) for _ in range(r.choice((1, 1, 2))))
-    value = anything(r, places(MODELS[name]["model"]) if name in MODELS else [])
+    name = r.choice(list(MODELS))
+    known = places(MODELS[name]["model"])
+    if r.random() < 0.5:
+        holder, key = r.choice(known)
+        path, value = str(key), similar(holder[key], known, r)
+    else:
+        words = (*(str(key) for _, key in known), *WEIRD)
+        path, value = ".".join(r.choice(words) for _ in range(r.choice((1, 1, 2)))), anything(r, known)
     text = value if isinstance(value, str) else json_of(value).decode()
     word = f"{path}{r.choice('==== ')}{text}".replace("\0", "")
     return Input((r.choice(COUNTS)[0], name, "--set", word[:100_000]), {})
