@@ -130,6 +130,16 @@ def test_a_budget_of_a_whole_number(tmp_path: Path) -> None:
         refused(bounded("budget", "budget.toml", cwd=tmp_path), "params: ", "expected a number of at most 100 digits")
 
 
+def test_a_budget_of_many_models(tmp_path: Path) -> None:
+    (tmp_path / "budget.toml").write_text('[[model]]\ntarget = "gpt2"\nparams = 1\n' * 20_000)
+    refused(bounded("budget", "budget.toml", cwd=tmp_path), "20,000 models are too many; expected at most 1,000")
+
+
+def test_a_budget_of_many_accelerators(tmp_path: Path) -> None:
+    (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nfits = {["h100"] * 5_000}\n')
+    refused(bounded("budget", "budget.toml", cwd=tmp_path), "fits: 5,000 accelerators are too many")
+
+
 @pytest.mark.parametrize("words", [("flops", "gpt2", "--seq"), ("kv", "gpt2", "--batch"), ("shape", "--params")])
 def test_an_option_of_a_long_number(words: tuple[str, ...]) -> None:
     refused(bounded(*words, "9" * 5000), f"{words[-1]}: ", "a number of 5,000 letters")
