@@ -41,11 +41,11 @@ def require_counted_type(text: str, where: str) -> None:
     """Raises `InputError` unless a text is a `config.json` with a model type that llmcalc counts; other fields may be
     wrong.
     """
-    data = parse_json(text, where)
+    data = parse_config(text, where)
     kind = data.get("model_type") or kind_of_class(architecture_of(data))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{where}: has no model_type")
-    family_of(usual_name(kind), remote_code="auto_map" in data)
+    family_of(usual_name(kind), config=data)
 
 
 def describe_config(
