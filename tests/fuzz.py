@@ -103,23 +103,47 @@ def anything(r: random.Random, known: list[tuple[Any, Any]]) -> Any:
             return odd(r)
 
 
+NUMBERS = (0, 1, 2, 3, 5, 16, 100, 1000, 99_999, 10**6, 2**31 - 1, 2**39, 2**40)
+
+
+def similar(value: Any, known: list[tuple[Any, Any]], r: random.Random) -> Any:
+    """Another value of the same type, which often passes the first checks."""
+    if type(value) is bool:
+        return not value
+    if type(value) is int:
+        return r.choice((value + 1, value - 1, 2 * value, value // 2, *NUMBERS))
+    if isinstance(value, float):
+        return r.choice((-value, value * 1e300, value / 1e300, 0.0, 1.0, float(r.choice(NUMBERS))))
+    if isinstance(value, str):
+        others = [holder[key] for holder, key in known if isinstance(holder[key], str)]
+        return r.choice(
+            (*others, value + r.choice(WEIRD), value[:-1], value.replace("8", "9" * r.choice((2, 50, 5000))))
+        )
+    if isinstance(value, list):
+        return copy.deepcopy(r.choice((value[:-1], value[::-1], value * 2, (value * 500)[:5000])))
+    if isinstance(value, dict):
+        return {key: inner for key, inner in value.items() if r.random() < 0.8}
+    return odd(r)
+
+
 def damaged(table: Any, r: random.Random) -> Any:
-    """A copy with one to four changes."""
+    """A copy with one to four changes, half of the time only to similar values."""
     table = copy.deepcopy(table)
-    for _ in range(r.randrange(1, 5)):
+    gentle = r.random() < 0.5
+    for _ in range(r.choice((1, 1, 1, 2, 2, 4))):
         known = places(table)
         if not known:
             break
         holder, key = r.choice(known)
-        match r.randrange(6):
+        match 2 if gentle else r.randrange(6):
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, dict):
                 holder[r.choice((*WEIRD, *(str(k) for _, k in known)))] = anything(r, known)
             case 1:
                 holder.insert(r.randrange(len(holder) + 1), anything(r, known))
-            case 2 if type(holder[key]) is int:
-                holder[key] = r.choice((holder[key] + 1, holder[key] * r.randrange(100), -holder[key], 2**39))
+            case 2:
+                holder[key] = similar(holder[key], known, r)
             case _:
                 holder[key] = anything(r, known)
     return table
@@ -134,8 +158,12 @@ def json_of(table: Any) -> bytes:
 
 
 def broken(text: bytes, r: random.Random) -> bytes:
-    """A text with one to three changes in its words, lines and brackets."""
-    for _ in range(r.randrange(1, 4)):
+    """A text with one to three changes in its words, lines and brackets, half of the time to words and lines of it."""
+    gentle = r.random() < 0.5
+    for _ in range(r.choice((1, 1, 2, 3))):
+        if gentle:
+            text = shuffled(text, r)[:LARGEST]
+            continue
         at = r.randrange(len(text) + 1)
         length = r.choice((0, 1, 5, 50, 500))
         new = r.choice(WEIRD).encode("utf-8", "surrogatepass")
@@ -174,6 +202,27 @@ def broken(text: bytes, r: random.Random) -> bytes:
                 text = text[:at] + bytes(r.randrange(256) for _ in range(r.choice((1, 8)))) + text[at + length :]
         text = text[:LARGEST]
     return text
+
+
+def shuffled(text: bytes, r: random.Random) -> bytes:
+    """A text with one word, number or line replaced by another one of it, removed, or given twice."""
+    separator = r.choice((b"\n", b"\n", b" ", b'"'))
+    parts = text.split(separator)
+    i, j = r.randrange(len(parts)), r.randrange(len(parts))
+    match r.randrange(5):
+        case 0:
+            del parts[i]
+        case 1:
+            parts.insert(i, parts[j])
+        case 2:
+            parts[i] = parts[j]
+        case 3:
+            parts[i], parts[j] = parts[j], parts[i]
+        case _:
+            digits = [k for k in range(len(parts)) if parts[k].strip(b",").isdigit()]
+            if digits:
+                parts[r.choice(digits)] = str(r.choice(NUMBERS)).encode()
+    return separator.join(parts)
 
 
 def repeated(text: bytes, times: int) -> bytes:
@@ -236,10 +285,14 @@ def inline(value: Any) -> str:
 
 
 def override(r: random.Random) -> Input:
-    name = r.choice(PRESETS)
-    paths = [str(key) for _, key in places(MODELS[name]["model"])] if name in MODELS else ["hidden_size"]
-    path = ".".join(r.choice((*paths, *paths, *WEIRD)) for _ in range(r.choice((1, 1, 2))))
-    value = anything(r, places(MODELS[name]["model"]) if name in MODELS else [])
+    name = r.choice(list(MODELS))
+    known = places(MODELS[name]["model"])
+    if r.random() < 0.5:
+        holder, key = r.choice(known)
+        path, value = str(key), similar(holder[key], known, r)
+    else:
+        words = (*(str(key) for _, key in known), *WEIRD)
+        path, value = ".".join(r.choice(words) for _ in range(r.choice((1, 1, 2)))), anything(r, known)
     text = value if isinstance(value, str) else json_of(value).decode()
     word = f"{path}{r.choice('==== ')}{text}".replace("\0", "")
     return Input((r.choice(COUNTS)[0], name, "--set", word[:100_000]), {})
@@ -322,7 +375,7 @@ SIZES = (0, 1, 2, 7, 8, 64, 255, 2**16, 2**20, 2**30, 2**31, 2**32 - 1, 2**40, 2
 
 def gguf(r: random.Random) -> Input:
     def size(usual: int) -> int:
-        return r.choice(SIZES) if r.random() < 0.08 else usual
+        return r.choice(SIZES) if r.random() < 0.03 else usual
 
     def text(value: bytes) -> bytes:
         return struct.pack("<Q", size(len(value))) + value
@@ -346,7 +399,7 @@ def gguf(r: random.Random) -> Input:
         axes = r.choice((0, 1, 2, 2, 2, 3, 9))
         shape = b"".join(struct.pack("<Q", size(r.choice((1, 32, 256)))) for _ in range(axes))
         kind = r.choice((0, 1, 2, 8, 12, 30, 77))
-        content += text(name) + struct.pack("<I", axes) + shape + struct.pack("<IQ", kind, size(4096 * i))
+        content += text(name) + struct.pack("<I", axes) + shape + struct.pack("<IQ", kind, size(2**24 * i))
     if r.random() < 0.3:
         content = broken(content, r)
     sparse = r.choice((0, 0, len(content) + 10**6, 2**34))
@@ -354,35 +407,52 @@ def gguf(r: random.Random) -> Input:
     return Input(words, {"m.gguf": content}, size=sparse)
 
 
-def header(r: random.Random) -> bytes:
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}} if r.random() < 0.5 else {}
+def stored(r: random.Random) -> tuple[dict[str, Any], int]:
+    """The tensors of a header, and the bytes of their data."""
+    table: dict[str, Any] = {}
     at = 0
     for i in range(r.randrange(1, 8)):
         shape = [r.choice((1, 2, 64, 768)) for _ in range(r.choice((0, 1, 2, 3)))]
         nbytes = 2
         for axis in shape:
             nbytes *= axis
-        name = r.choice((f"h.{i}.attn.c_attn.weight", f"h.{'9' * r.choice((1, 5000))}.x", f"wte{i}", r.choice(WEIRD)))
+        odd_name = r.choice((f"h.{'9' * 5000}.x", f"wte{i}", r.choice(WEIRD)))
+        name = odd_name if r.random() < 0.2 else f"h.{i}.attn.{r.randrange(10**6)}.weight"
         table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + nbytes]}
         at += nbytes
-    text = json_of(damaged(table, r) if r.random() < 0.7 else table)
-    text = broken(text, r) if r.random() < 0.3 else text
+    return table, at
+
+
+def header(table: dict[str, Any], data: int, r: random.Random) -> bytes:
+    """A file's bytes, damaged or not; its data are zeros."""
+    whole = {"__metadata__": {"format": "pt"}, **table} if r.random() < 0.5 else table
+    text = json_of(damaged(whole, r) if r.random() < 0.5 else whole)
+    text = broken(text, r) if r.random() < 0.2 else text
     length = r.choice(SIZES) if r.random() < 0.1 else len(text)
-    return struct.pack("<Q", length) + text + bytes(r.choice((0, at, at + 1)) % 10**6)
+    return struct.pack("<Q", length) + text + bytes(min(data, 10**5))
 
 
 def safetensors(r: random.Random) -> Input:
     words = r.choice((("params", "m.safetensors"), ("check", "m.safetensors", "gpt2")))
-    return Input(words, {"m.safetensors": header(r)}, size=r.choice((0, 0, 2**33)))
+    return Input(words, {"m.safetensors": header(*stored(r), r)}, size=r.choice((0, 2**33, 2**33)))
 
 
 def index(r: random.Random) -> Input:
-    files = {f"{i}.safetensors": header(r) for i in range(2)}
-    names = ["a", "b", "wte0", "h.0.attn.c_attn.weight"]
-    table = {"metadata": {"total_size": 3}, "weight_map": {name: f"{r.randrange(3)}.safetensors" for name in names}}
-    text = json_of(damaged(table, r))
+    files, weight_map = {}, {}
+    for i in range(3):
+        table, data = stored(r)
+        weight_map |= dict.fromkeys(table, f"{i}.safetensors")
+        files[f"{i}.safetensors"] = header(table, data, r) if r.random() < 0.3 else header_of(table)
+    text = {"metadata": {"total_size": 3}, "weight_map": weight_map}
+    content = json_of(damaged(text, r) if r.random() < 0.6 else text)
     name = "model.safetensors.index.json"
-    return Input(("params", name), {**files, name: broken(text, r) if r.random() < 0.3 else text})
+    words = r.choice((("params", name), ("check", name, "gpt2")))
+    return Input(words, {**files, name: broken(content, r) if r.random() < 0.2 else content}, size=2**33)
+
+
+def header_of(table: dict[str, Any]) -> bytes:
+    text = json_of(table)
+    return struct.pack("<Q", len(text)) + text
 
 
 def difference(r: random.Random) -> Input:

@@ -20,8 +20,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from tests.comparisons.class_memory import classes_table
-from tests.comparisons.verdicts import QUANTITIES, coverage, recorded
+from tests.witnesses.class_memory import classes_table
+from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec

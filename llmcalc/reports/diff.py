@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -46,6 +47,20 @@ FIELD_COLUMNS = (
     Column("before", "before", wrap=True),
     Column("after", "after", wrap=True),
 )
+
+
+SKIPPED_COLUMNS = (
+    Column("file", "file", justify="left", wrap=True),
+    Column("reason", "reason", justify="left", wrap=True),
+)
+
+
+def skipped_files(reasons: Mapping[Path, str]) -> Report:
+    """Files that are not compared, as a table; the document has nothing of them. reasons: file → why it is not."""
+    rows = [Row([str(path), reason]) for path, reason in reasons.items()]
+    return Report(
+        [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, rows, name="skipped")]
+    )
 
 
 def report(found: Difference, title: str = "", unread: str = "") -> Report:

@@ -55,6 +55,8 @@ class Graph:
         TorchDispatchMode, such as torch's own memory trackers, it never is.
     subclasses: whether operations run on a subclass of tensors (`DTensor`), whose gradients are never added in place;
         false by default.
+    compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory that
+        eager autograd does not; false by default.
     autocast: the type in which products run (torch.autocast); None for that of their inputs.
     packs: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
@@ -69,7 +71,7 @@ class Graph:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
-        self.subclasses = False
+        self.subclasses = self.compiled = False
         self.autocast: Dtype | None = None
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
@@ -132,10 +134,12 @@ class Node:
     outputs: the number of its outputs.
     attributes: what it keeps beside saved tensors, until the graph itself is freed.
     alone: whether gradients of its outputs are never added in place.
+    compiled: whether it runs in compiled code, where a view may be added to in place.
     """
 
     __slots__ = (
-        "alone", "attributes", "backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved",
+        "alone", "attributes", "backward", "compiled", "edges", "hooks",
+        "inputs", "name", "number", "outputs", "place", "saved",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
@@ -147,6 +151,7 @@ class Node:
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
         self.outputs, self.alone = outputs, graph.subclasses
+        self.compiled = graph.compiled and self.place.turn >= 0
         self.saved: list[Saved] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []
@@ -237,8 +242,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if given is not None:
                     if key in held:
-                        in_place = isinstance(target, Tensor) or not target[0].alone
-                        _add(graph, held, key, given, in_place)
+                        _add(graph, held, key, given, None if isinstance(target, Tensor) else target[0])
                     else:
                         held[key] = given
                         if not isinstance(target, Tensor) and key[0] not in queued:
@@ -298,9 +302,11 @@ where calls borrow variables."""
 
 
 def _add(
-    graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, in_place: bool
+    graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, node: Node | None
 ) -> None:
-    """Adds a further gradient to the first, in place where nothing else holds that. in_place: whether that may be.
+    """Adds a further gradient to the first, in place where nothing else holds that.
+
+    node: whose output's gradient it is; None for a trained tensor's.
 
     Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
@@ -310,8 +316,8 @@ def _add(
     if given.shape != old.shape:
         given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
-    alone = alone and not old.has_base
-    in_place = in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)
+    alone = alone and (not old.has_base or (node is not None and node.compiled))
+    in_place = graph.adds_in_place and alone and is_dense(old.shape, old.strides) and (node is None or not node.alone)
     if graph.on_sum is not None:
         graph.on_sum(old.bytes, in_place)
     if not in_place:

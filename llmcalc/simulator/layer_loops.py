@@ -7,7 +7,7 @@ from math import lcm
 
 from ..flow.program import Scope
 from ..model import ModelSpec
-from .layer_pattern import in_order, pattern
+from .layer_pattern import RECORDED, in_order, pattern
 from .meter import Place
 
 FEW = 3
@@ -18,9 +18,14 @@ FEW = 3
 class Loop:
     """The layers of a stack.
 
-    path: of its layers. before: layers before the pattern begins. period: layers in it. repeats: whole repeats of it.
-    times: how many repeats of the pattern of kinds one repeat of this pattern has, 1 by default. rest: how many of them
-        come after the last whole repeat. after: layers after those, which follow no pattern.
+    path: that of its layers.
+    before: layers before the pattern begins.
+    period: layers in it.
+    repeats: whole repeats of it, between the layers before and after it.
+    times: how many repeats of the pattern of kinds one repeat of this pattern has, 1 by default.
+    rest: repeats of the pattern of kinds after the last whole repeat. Where layers share tensors, one whole repeat is
+        among them: the first gradient of a shared tensor may be a view, to which no second one is added in place.
+    after: layers after those, which follow no pattern.
     """
 
     path: str
@@ -89,8 +94,21 @@ def loops_of(root: Scope, every: int = 1, below: int = 0) -> list[Loop]:
         path = ".".join((*above, kinds[0].name))
         times = lcm(period, every) // period
         repeats, rest = divmod(repeats, times)
+        if repeats > RECORDED and any(map(_shares_tensors, kinds)):
+            repeats, rest = repeats - 1, rest + times
         found.append(Loop(path, below + before, period * times, repeats, times, rest, after))
     return found
+
+
+def _shares_tensors(kind: Scope) -> bool:
+    """Whether layers read a tensor that others read too: an encoder's output, a bias of positions, shared weights."""
+    assert kind.takes is not None
+    inside = {id(kind.takes.storage)}
+    for step in kind.steps():
+        if any(id(value.storage) not in inside for value in step.ins):
+            return True
+        inside |= {id(value.storage) for value in step.outs}
+    return kind.about.get("role") == "shared"
 
 
 def _stacks(scope: Scope, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:

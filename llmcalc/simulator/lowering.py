@@ -121,6 +121,7 @@ class Lowering:
     ) -> None:
         self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
         self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
+        graph.compiled = choices.compiled
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}

@@ -58,6 +58,12 @@ UNITS: Mapping[Kind, Mapping[str, int]] = {
 
 EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 2e10", "bytes": "128 KiB or 24 GB"}
 
+MOST_MODELS = 1_000
+"""Largest number of models in one budget."""
+
+MOST_ACCELERATORS = 100
+"""Largest number of accelerators on which one model has to fit."""
+
 Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
 _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
@@ -156,6 +162,10 @@ def read_budget(path: Path) -> Budget:
     data = parse_toml(read_text(path), str(path))
     if not data.get("model"):
         raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
+    if isinstance(data["model"], list) and len(data["model"]) > MOST_MODELS:
+        raise InputError(
+            f"{path}: {len(data['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
+        )
     if isinstance(data["model"], dict):
         raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
     return validated(Budget, data, str(path))
@@ -198,9 +208,11 @@ def _fits(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Names of accelerators. Raises `ValueError` for none."""
+    """Names of accelerators. Raises `ValueError` for none, and for too many."""
     if not value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
+    if isinstance(value, list) and len(value) > MOST_ACCELERATORS:
+        raise ValueError(f"fits: {len(value):,} accelerators are too many; expected at most {MOST_ACCELERATORS}")
     return [value] if isinstance(value, str) else value
 
 

@@ -67,6 +67,10 @@ are.
 """
 
 
+class NoText(InputError):
+    """What is at a path at a commit is no text that could describe a model."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a call of git wrote. code: its exit status."""
@@ -82,7 +86,8 @@ def text_at(ref: str, path: Path, limit: int = LARGEST_TOML) -> str | None:
 
     limit: largest size in bytes.
     Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
-    unknown ref, and for a file that the repository has not fetched.
+    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above the limit and
+    one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
@@ -105,18 +110,18 @@ def text_at(ref: str, path: Path, limit: int = LARGEST_TOML) -> str | None:
         return None
     _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
     if kind != "blob":
-        raise InputError(f"{ref}:{path}: is a folder at that commit; expected a file")
+        raise NoText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not size.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
     if int(size) > limit:
-        raise InputError(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+        raise NoText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
     content = _git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
         return content.out.decode()
     except UnicodeDecodeError:
-        raise InputError(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
+        raise NoText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
 
 def repository_root(file: Path) -> Path | None:

@@ -15,8 +15,8 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from llmcalc.cli.web import Handler
+from tests.web.loading import settled
 
-from ..web.loading import settled
 from .timing import line
 
 DIST = Path(__file__).resolve().parents[2] / "web" / "dist"

@@ -40,7 +40,7 @@ def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     stacks = loops(spec)
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
     how = Training(batch=1, seq=32, source=48)
-    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
+    few = folded(lambda layers: replay(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks)
     whole = replay(spec, how)
     assert few.peak[1].bytes == whole.peak[1].bytes
     assert few.after == whole.after

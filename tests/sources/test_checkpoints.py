@@ -19,7 +19,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tests.comparisons.test_families import SHAPES
+from tests.witnesses.test_families import SHAPES
 
 from llmcalc.errors import InputError
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf

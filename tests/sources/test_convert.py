@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.comparisons.test_families import CASES, _known
+from tests.witnesses.test_families import CASES, _known
 
 from llmcalc.api import params
 from llmcalc.components.choices import Head

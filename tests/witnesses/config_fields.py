@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 from pydantic import ValidationError
-from tests.comparisons.differential import UNTOUCHED, others, types_of
+from tests.witnesses.differential import UNTOUCHED, others, types_of
 
 from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of

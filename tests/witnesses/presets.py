@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.comparisons.verdicts import FOLLOWED, QUANTITIES, found
+from tests.witnesses.verdicts import FOLLOWED, QUANTITIES, found
 
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.comparisons.class_memory import BATCH, FAMILIES, classes_table, explained, record, recorded
-from tests.comparisons.class_memory import measured as both
+from tests.witnesses.class_memory import BATCH, FAMILIES, classes_table, explained, record, recorded
+from tests.witnesses.class_memory import measured as both
 
 from llmcalc.witnesses.class_memory import AllReal, class_memory, class_to_train
 from llmcalc.witnesses.storages import measured

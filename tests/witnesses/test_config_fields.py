@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.comparisons.config_fields import Difference, class_reads, configs_of, differences
+from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
 
 from llmcalc.sources.huggingface import parts, registry
 from llmcalc.sources.huggingface.config import Config

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.comparisons.differential import COMPARED, judged, sampled
+from tests.witnesses.differential import COMPARED, judged, sampled
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.comparisons.verdicts import coverage, hold
+from tests.witnesses.verdicts import coverage, hold
 
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.comparisons.presets import QUANTITIES, closed_form, digest, recorded
-from tests.comparisons.verdicts import FOLLOWED
+from tests.witnesses.presets import QUANTITIES, closed_form, digest, recorded
+from tests.witnesses.verdicts import FOLLOWED
 
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.target import load

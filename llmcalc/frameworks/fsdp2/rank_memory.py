@@ -198,7 +198,7 @@ def _joined(before: Collective, one: Collective, times: int) -> Collective:
 def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
     """A run that has been set up, with a few layers of each stack that has many."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    layers = {i: RECORDED for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
+    layers = {i: loop.kinds(RECORDED) for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
     run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program)
     run.set_up()
     return run

@@ -8,7 +8,8 @@ from typing import Any
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
 from ..files import parse_json, read_text
-from .registry import read, typed
+from .heads import architecture_of
+from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
 
 LARGEST_CONFIG = 5_000_000
@@ -34,6 +35,17 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a JSON object, the config.json of a transformers model")
     return data
+
+
+def require_counted_type(text: str, where: str) -> None:
+    """Raises `InputError` unless a text is a `config.json` with a model type that llmcalc counts; other fields may be
+    wrong.
+    """
+    data = parse_config(text, where)
+    kind = data.get("model_type") or kind_of_class(architecture_of(data))
+    if not isinstance(kind, str) or not kind:
+        raise InputError(f"{where}: has no model_type")
+    family_of(usual_name(kind), config=data)
 
 
 def describe_config(

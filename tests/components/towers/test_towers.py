@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.comparisons.verdicts import hold
+from tests.witnesses.verdicts import hold
 
 from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
