@@ -14,7 +14,7 @@ from tests.witnesses.differential import COMPARED, judged, sampled
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
-from tests.comparisons import differential
+from tests.witnesses import differential
 from tests.families import shapes_of
 
 DRAWN = 4

@@ -30,7 +30,7 @@ from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import Reading, compare_on_gpu
 from llmcalc.witnesses.memory import Compared, compare_memory, not_shown, usual
 from llmcalc.witnesses.storages import Alive
-from tests.comparisons import gpu_memory
+from tests.witnesses import gpu_memory
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
 
