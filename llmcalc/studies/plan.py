@@ -39,11 +39,11 @@ RECOMPUTED = "full"
 TOO_MUCH = "needs more than the usable memory"
 
 
-OVER: dict[Framework, float] = {"megatron": 0.5, "torch": 0.75, "fsdp2": 0.75, "deepspeed": 0.75}
+OVER = 1.0
 """How much more a layout may need than the walk over its tensors says, as a share of that.
 
-The largest that were measured are 0.38, 0.53, 0.53 and 0.53, of small layers on many ranks, whose blocks do not fill
-the allocator's segments (`python -m tests.studies.walk_errors` measures a grid of models and layouts).
+The largest that was measured is 0.66, of small layers, whose blocks do not fill the allocator's segments (`python -m
+tests.studies.walk_errors` measures a grid of models, lengths and layouts).
 """
 
 UNDER: dict[Framework, float] = {"megatron": 0.04, "torch": 0.04, "fsdp2": 0.08, "deepspeed": 0.12}
@@ -189,7 +189,7 @@ def plan_of(
         worst = walk.needed(layout, batches)[1] if enough is not None else 0
         return replayed(one, framework, asked.framework_version or "", layout, batches, worst, enough)
 
-    errors = Errors(UNDER[framework], OVER[framework])
+    errors = Errors(UNDER[framework], OVER)
     found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors)
     return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
 

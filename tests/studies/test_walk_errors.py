@@ -21,4 +21,4 @@ GRID = (
 @pytest.mark.parametrize(("model", "seq", "devices"), GRID)
 def test_a_replay_needs_what_is_stated(framework: Framework, model: str, seq: int, devices: int) -> None:
     for error in errors(framework, model, seq, 2, devices):
-        assert -UNDER[framework] <= error.share <= OVER[framework], error
+        assert -UNDER[framework] <= error.share <= OVER, error
