@@ -20,8 +20,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from tests.witnesses.class_memory import classes_table
-from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
@@ -34,6 +32,8 @@ from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
+from tests.witnesses.class_memory import classes_table
+from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"

@@ -4,7 +4,7 @@ step after it, with the cache between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -133,10 +133,20 @@ class InferenceRun:
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
-    def prompt(self) -> list[Pass]:
-        """The passes over the prompt."""
-        seq, chunk = self.how.seq, self.how.seq if self.how.chunk is None or not self.caches else self.how.chunk
-        return [Pass(min(chunk, seq - past), past) for past in range(0, seq, chunk)]
+    @property
+    def chunk(self) -> int:
+        """Tokens of each pass over the prompt; the last one may have fewer."""
+        return self.how.seq if self.how.chunk is None or not self.caches else self.how.chunk
+
+    @property
+    def chunks(self) -> int:
+        """How many passes over the prompt there are."""
+        return -(-self.how.seq // self.chunk)
+
+    def pass_of(self, number: int) -> Pass:
+        """A pass over the prompt."""
+        past = number * self.chunk
+        return Pass(min(self.chunk, self.how.seq - past), past)
 
     def set_up(self) -> None:
         """Makes the parameters in the order in which the program uses them; to decode, also the cache of the prompt."""
@@ -150,18 +160,18 @@ class InferenceRun:
         if self.caches:
             self.lowering.store = {}
         if self.how.phase == "decode":
-            self.cached_by(self.prompt())
+            self.cached_by(self.chunks)
 
-    def cached_by(self, passes: Sequence[Pass]) -> None:
-        """Makes the cache that these passes leave, without their other tensors.
+    def cached_by(self, chunks: int) -> None:
+        """Makes the cache that the first passes over the prompt leave, without their other tensors.
 
-        All chunks between the first and the last are one pass here: they leave the same cache.
+        All chunks between the first and the last are one pass here: they leave the same cache. chunks: how many.
         """
         apart = self._lowering(Graph(NoMeter()))
         apart.weights, apart.store = self.lowering.weights, {}
-        between = passes[1:-1]
-        joined = [Pass(sum(one.tokens for one in between), between[0].past)] if between else []
-        for one in (*passes[:1], *joined, *passes[max(1, len(passes) - 1) :]):
+        first, last = self.pass_of(0), self.pass_of(chunks - 1)
+        between = [Pass(last.past - first.tokens, first.tokens)] if chunks > 2 else []
+        for one in (first, *between, *([last] if chunks > 1 else [])):
             self._run(apart, "prefill", one)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
@@ -183,15 +193,14 @@ class InferenceRun:
         """Runs the prompt. Of more than `MANY` chunks, the first and the last ones run: a chunk holds more than the one
         before it.
         """
-        passes = self.prompt()
-        for i, one in enumerate(passes):
-            if 0 < i <= len(passes) - MANY:
-                continue
-            if 1 < i == len(passes) - MANY + 1:
+        chunks = self.chunks
+        late = max(1, chunks - MANY + 1)
+        for i in (0, *range(late, chunks)):
+            if i == late > 1:
                 self.lowering.store = {}
                 self.meter.place = Place("between")
-                self.cached_by(passes[:i])
-            self.run("prefill", one, f"prefill {i}" if len(passes) > 1 else "prefill")
+                self.cached_by(i)
+            self.run("prefill", self.pass_of(i), f"prefill {i}" if chunks > 1 else "prefill")
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""

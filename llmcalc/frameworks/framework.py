@@ -68,8 +68,7 @@ class Framework:
     name: the word of `--framework`. title: its name on screens.
     rank_memory: the memory of one rank in training, replayed.
     estimate: the memory of any rank of any layout, without an allocator, for plans.
-    estimate_errors: the largest errors of that estimate. Those of small layers on many ranks are the largest, whose
-        blocks do not fill the allocator's segments.
+    estimate_errors: the largest errors of that estimate.
     gradients: how gradients are summed over replicas.
     layouts: which layouts a search tries.
     own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for

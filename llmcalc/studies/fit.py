@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..accelerator import Hardware
@@ -60,8 +61,12 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     given = Fit(hardware, memory.device.device_bytes)
     capacity, use = given.capacity, memory.states.workload
     longest = learned_positions(memory.spec) or MOST_SEQ
-    batch = largest(lambda n: memory.with_(batch=n).device.device_bytes, capacity, use.batch, MOST_BATCH)
-    seq = largest(lambda n: memory.with_(seq=n).device.device_bytes, capacity, use.seq, longest)
+
+    def needed(name: str, n: int) -> int:
+        return given.needed if n == getattr(use, name) else memory.with_(**{name: n}).device.device_bytes
+
+    batch = largest(partial(needed, "batch"), capacity, use.batch, MOST_BATCH)
+    seq = largest(partial(needed, "seq"), capacity, use.seq, longest)
     changes = () if given.verdict != "no" else tuple(_changes(memory, given, batch, seq))
     return Fitting(memory, given, batch, seq, changes)
 

@@ -19,7 +19,6 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tests.witnesses.test_families import SHAPES
 
 from llmcalc.errors import InputError
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
@@ -30,6 +29,7 @@ from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checkpoint import match
 from tests.builders import spec_of
+from tests.witnesses.test_families import SHAPES
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.witnesses.test_families import CASES, _known
 
 from llmcalc.api import params
 from llmcalc.components.choices import Head
@@ -36,6 +35,7 @@ from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 from tests.sources.test_classes import classes_of
+from tests.witnesses.test_families import CASES, _known
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 

@@ -195,7 +195,8 @@ def test_a_repository_from_an_archive_runs_nothing(
         with pytest.raises(InputError, match="no such commit, branch or tag"):
             text_at(ref, root / "config.json")
     (root / ("data" if kind == "file" else ".git") / "objects" / blob[:2] / blob[2:]).unlink()
-    with pytest.raises(InputError, match="has not fetched it"):
+    # an older git may also end as soon as its fetch is refused
+    with pytest.raises(InputError, match="has not fetched it|expected a commit whose files are here"):
         text_at("main", root / "config.json")
     assert not mark.exists()
 

@@ -23,7 +23,6 @@ from typing import Any
 from unittest import mock
 
 from pydantic import ValidationError
-from tests.witnesses.differential import UNTOUCHED, others, types_of
 
 from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
@@ -38,6 +37,7 @@ from tests.builders import sight
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
+from tests.witnesses.differential import UNTOUCHED, others, types_of
 
 MISSING = "(missing)"
 

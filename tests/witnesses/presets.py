@@ -13,8 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.witnesses.verdicts import FOLLOWED, QUANTITIES, found
-
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
@@ -28,6 +26,7 @@ from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_transformers
 from tests.builders import json_lines, sight
+from tests.witnesses.verdicts import FOLLOWED, QUANTITIES, found
 
 REFERENCE = "reference"
 RECORD = Path(__file__).parents[1] / "data" / "presets.json"

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
 
 from llmcalc.sources.huggingface import parts, registry
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.families.llama import llama
 from llmcalc.sources.huggingface.registry import classes, family_of, model_types
 from tests.families import shapes_of
+from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
 
 SHARES = 4
 """Number of tests that share the model types, so that several processes can run them."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.witnesses.differential import COMPARED, judged, sampled
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
-from tests.witnesses import differential
 from tests.families import shapes_of
+from tests.witnesses import differential
+from tests.witnesses.differential import COMPARED, judged, sampled
 
 DRAWN = 4
 """Largest number of variations per model type, until one compares something."""

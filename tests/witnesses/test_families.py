@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.witnesses.verdicts import coverage, hold
 
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
@@ -26,6 +25,7 @@ from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
 from tests.builders import CASES, family_shapes, sight
 from tests.families import shapes_of
+from tests.witnesses.verdicts import coverage, hold
 
 
 def _read(path: Path) -> dict[str, Any]:

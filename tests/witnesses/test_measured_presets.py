@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.witnesses.presets import QUANTITIES, closed_form, digest, recorded
-from tests.witnesses.verdicts import FOLLOWED
 
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.target import load
@@ -12,6 +10,8 @@ from llmcalc.witnesses.published import has_exact_count, verify_published
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_transformers
 from tests.builders import SOME_PRESETS
+from tests.witnesses.presets import QUANTITIES, closed_form, digest, recorded
+from tests.witnesses.verdicts import FOLLOWED
 
 
 def test_every_preset_counts_what_was_measured_of_it() -> None:

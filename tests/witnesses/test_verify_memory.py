@@ -24,6 +24,7 @@ from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY, Check
@@ -183,6 +184,25 @@ def test_a_step_without_kernels_is_refused_by_name(run: Any, monkeypatch: pytest
     code, out, err = run("verify", SMALL, "--memory")
     assert (code, out) == (2, "")
     assert "layers.self_attn_pre_norm: no kernels" in err
+
+
+def test_a_view_that_is_added_to_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatch mode cannot show it: under one, torch adds no gradient in place."""
+    tied = "smollm2-135m?num_hidden_layers=2&vocab_size=6000"
+    assert wrong_in(compared(tied, phase="training")) == set()
+
+    def without_base(x: Tensor, shape: Any, strides: Any) -> Tensor:
+        return Tensor(shape, x.dtype, x.storage, strides)
+
+    monkeypatch.setattr(Tensor, "view", without_base)
+    found = {name.removeprefix("cpu_events_") for name in wrong_in(compared(tied, phase="training"))}
+    assert found == {"backward_peak_bytes", "sums_in_place_bytes", "sums_out_of_place_bytes"}
+
+
+def test_a_model_that_is_too_large_for_the_cpu_is_named() -> None:
+    found = compared("qwen3-1.7b", phase="training")
+    assert list(found.left_out) == ["sums of gradients"]
+    assert "are too many" in found.left_out["sums of gradients"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ FRAMEWORK = Framework(
     title="DeepSpeed",
     rank_memory=rank_memory,
     estimate=estimate,
-    estimate_errors=EstimateErrors(under=0.12, over=0.75),
+    estimate_errors=EstimateErrors(under=0.12),
     evidence=evidence,
     gradients=GRADIENTS,
     launch_files="a DeepSpeed config",

@@ -32,7 +32,8 @@ MICROBATCHES = 4
 """Micro-batches of a schedule in a rehearsal, so that every case but the first ones comes twice where it can."""
 
 FEW = 6
-"""Micro-batches of a schedule up to which all passes are run: a rehearsal is hardly shorter."""
+"""Micro-batches of a schedule up to which all passes are run, twice as many of several chunks, which are rehearsed
+twice: a rehearsal is hardly shorter."""
 
 MANY = 160
 """Layers of a rank up to which passes are rehearsed: all of them run, while a recording has a few of equal layers."""
@@ -198,7 +199,7 @@ def played_stage(
     expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
     which this adds.
     """
-    if layout.reshard or how.microbatches // piped.schedules <= FEW:
+    if layout.reshard or how.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
     made = partial(PlayedRank, spec, how, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
     run = made(meter=(meter := Written()))
@@ -207,7 +208,7 @@ def played_stage(
     alone, at = layout.at(rank).pp == layout.pp - 1, layout.at(rank)
     key = (at.dp, at.cp, *alike(spec, run, rank, alone))
     if key not in shared:
-        shared[key] = known(made(meter=(recorder := Recorder())), recorder, alone, expandable)
+        shared[key] = known(made, layout.vpp, alone, expandable)
     found = shared[key]
     if found.traces is None:
         return None
@@ -229,42 +230,57 @@ def played_stage(
         return None
 
 
-def known(run: ShardedRank, recorder: Recorder, alone: bool, expandable: bool) -> Known:
-    """Rehearses a rank. alone: as of `rehearsal.known`."""
-    below, openings = [chunk.lowering.below for chunk in run.chunks], Openings(expandable)
+def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable: bool) -> Known:
+    """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
+    traces: dict[Case, Trace] = {}
+    openings = Openings(expandable)
+    try:
+        for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
+            run = made(meter=(recorder := Recorder()))
+            below = [chunk.lowering.below for chunk in run.chunks]
+            for case, trace in _rehearsed(run, recorder, alone, group).items():
+                if traces.setdefault(case, trace) != trace:
+                    raise Irregular
+    except Irregular:
+        return Known(None, below, (), openings)
+    return Known(traces, below, (), openings)
+
+
+def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[Case, Trace]:
+    """What each case does. group: as of `_schedule`."""
     run.set_up()
     passes = Rehearsal(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
     for chunk in run.chunks:
         chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):
         for _ in range(2 if run.schedules > 1 else 1):
-            _schedule(run, alone)
+            _schedule(run, alone, group)
         run.update()
         run.zero_grad()
-    try:
-        return Known(passes.traces(), below, (), openings)
-    except Irregular:
-        return Known(None, below, (), openings)
+    return passes.traces()
 
 
-def _schedule(run: ShardedRank, alone: bool) -> None:
-    """All forward passes of a few micro-batches, chunk by chunk, then all backward passes."""
+def _schedule(run: ShardedRank, alone: bool, group: int) -> None:
+    """A few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
     for chunk in run.chunks:
         chunk.clear_runtime_states()
     run.begin_step()
     losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
     last = run.chunks[-1] if alone else None
-    for chunk in run.chunks:
-        if run.active:
-            chunk.unshard()
-            chunk.wait_for_unshard()
-        for i in range(MICROBATCHES):
-            losses[chunk.number].append(chunk.forward_and_loss(i))
-            if chunk is last:
+    for chunk in run.chunks if run.active else ():
+        chunk.unshard()
+        chunk.wait_for_unshard()
+    for start in range(0, MICROBATCHES, group):
+        batches = range(start, start + group)
+        for chunk in run.chunks:
+            for i in batches:
+                losses[chunk.number].append(chunk.forward_and_loss(i))
+                if chunk is last:
+                    chunk.backward_one_chunk(i, losses[chunk.number][i])
+        for chunk in reversed(run.chunks):
+            for i in () if chunk is last else batches:
                 chunk.backward_one_chunk(i, losses[chunk.number][i])
-    for chunk in reversed(run.chunks):
-        for i in range(0 if chunk is last else MICROBATCHES):
-            chunk.backward_one_chunk(i, losses[chunk.number][i])
+    for chunk in run.chunks:
         chunk.perform_reduce_grad()
     run.end_passes()
     for chunk in run.chunks if run.active else ():

@@ -54,7 +54,7 @@ FRAMEWORK = Framework(
     title="FSDP2",
     rank_memory=rank_memory,
     estimate=estimate,
-    estimate_errors=EstimateErrors(under=0.08, over=0.75),
+    estimate_errors=EstimateErrors(under=0.08),
     evidence=evidence,
     gradients=GRADIENTS,
     launch_files="a torchtitan job",

@@ -67,7 +67,7 @@ FRAMEWORK = Framework(
     title="Megatron-Core",
     rank_memory=rank_memory,
     estimate=estimate,
-    estimate_errors=EstimateErrors(under=0.04, over=0.5),
+    estimate_errors=EstimateErrors(under=0.04),
     evidence=evidence,
     gradients=GRADIENTS,
     launch_files="Megatron-LM's arguments (YAML, JSON, shell script)",

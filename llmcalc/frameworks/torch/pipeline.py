@@ -197,17 +197,26 @@ class Chunk(TrainingRun):
         return grads_input
 
 
+MOST_MICROBATCHES = 1024
+"""The most micro-batches of a pipeline that are replayed: a rank has buffers of each of them."""
+
+
 class RankRun:
     """One rank's training steps.
 
     layout: the layout. rank: which of its ranks.
-    Raises `InputError` for what torch itself does not divide.
+    Raises `InputError` for what torch itself does not divide, and for more micro-batches than are replayed.
     """
 
     def __init__(
         self, spec: ModelSpec, how: Training, layout: Layout, rank: int, meter: Meter | Recorder, workspace: int = 0
     ) -> None:
         self.check(layout)
+        if layout.pp > 1 and how.microbatches > MOST_MICROBATCHES:
+            raise InputError(
+                f"--num-microbatches {how.microbatches}: a pipeline of torch has buffers of each micro-batch, and all "
+                f"are replayed; expected at most {MOST_MICROBATCHES:,}"
+            )
         at = layout.at(rank)
         self.layout, self.how, self.meter = layout, how, meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())

@@ -39,7 +39,7 @@ FRAMEWORK = Framework(
     title="torch",
     rank_memory=rank_memory,
     estimate=estimate,
-    estimate_errors=EstimateErrors(under=0.04, over=0.75),
+    estimate_errors=EstimateErrors(under=0.04),
     evidence=evidence,
     gradients=GRADIENTS,
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),

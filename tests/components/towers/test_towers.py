@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.witnesses.verdicts import hold
 
 from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
@@ -25,6 +24,7 @@ from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build, verify_config
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
+from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,

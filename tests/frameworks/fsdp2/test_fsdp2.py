@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmcalc
@@ -35,6 +36,7 @@ from llmcalc.simulator.layer_pattern import RECORDED
 from llmcalc.simulator.meter import Meter, Place
 from llmcalc.simulator.repeat_layers import Unfolding
 from llmcalc.simulator.tensor import BFLOAT16
+from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
@@ -526,3 +528,46 @@ def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
     found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0), fsdp)
     assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
     assert found.terms[0].status == "source"
+
+
+# --- without a dispatch mode ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "recompute"), [("gpt2", "none"), ("gemma2-9b", "full"), ("qwen3-8b", "none")])
+def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: str, recompute: str) -> None:
+    """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
+    spec, how, layout = family(name), Training(batch=2, seq=7, recompute=recompute_of(recompute)), Layout(dp=3, zero=3)
+    how = replace(how, implementation="fused")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as events:
+        by_torch(spec, how, layout, 0, watch=Unwatched)
+    sums = GradientSums()
+
+    def add(size: int, in_place: bool) -> None:
+        nonlocal sums
+        sums = sums.with_sum(size, in_place)
+
+    run = FsdpRun(spec, how, sharding(how, layout, 0), TITAN)
+    run.graph.on_sum = add
+    run.set_up()
+    for _ in range(2):
+        run.step()
+    assert read_events(events).sums == sums
+    assert sums.in_place > 0
+    assert sums.out_of_place > 0
+
+
+class Unwatched:
+    """Watches nothing."""
+
+    peak = now = 0
+
+    def __init__(self, model: Any, optimizer: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def found(self) -> tuple[()]:
+        return ()

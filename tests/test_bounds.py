@@ -1,0 +1,134 @@
+"""Large but valid input is answered in bounded time and memory, or refused with the bound.
+
+The aim is 5 s and 512 MB on a quiet machine; the time limit here is generous, since other work may share it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bounds import bounded
+
+LAUNCH = Path(__file__).parent / "data" / "launches" / "llama3_70b_2026.toml"
+
+ANSWERED: dict[str, tuple[str, ...]] = {
+    "a plan for 1e9 devices": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1000000000"),
+    "a plan for a large prime": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1000000007"),
+    "a fit for 1e9 devices": ("fit", "llama3-8b", "--hardware", "h100", "--devices", "1000000000"),
+    "serving on 1e9 devices": (
+        "fit", "llama3-8b", "--hardware", "h100", "--devices", "1000000000", "--phase", "decode",
+    ),
+    "a ring of thousands of ranks": (
+        "plan", "llama3-8b", "--hardware", "h100", "--devices", "4096", "--seq", "4M", "--tp", "1", "--rows", "1",
+        "--cp", "4096",
+    ),
+    "a prompt of 1e12 tokens": ("memory", "llama3-8b", "--seq", "1000000000000"),
+    "a fit of 1e12 tokens": ("fit", "llama3-8b", "--hardware", "h100", "--seq", "1000000000000"),
+    "a step of 1e6 micro-batches": (
+        "memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "4", "--num-microbatches",
+        "1000000",
+    ),
+    "a convolution over 1e6 tokens": ("explain", "lfm2-1.2b", "--set", "conv_L_cache=1000000"),
+}  # fmt: skip
+"""Commands that are answered, with exit code 0, or 1 where nothing fits."""
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "1e6 ranks of a model that they do not divide": (
+        ("explain", "mamba-130m", "--set", "conv_kernel=1000000", "--tp", "1000000"),
+        r"--tp 1000000: does not divide inner 1536; .*nearest layouts: --tp 1536",
+    ),
+    "1e9 chunks and 1e9 stages": (
+        ("explain", "llama3-8b", "--tp", "1000000007", "--vpp", "1000000000", "--pp", "1000000"),
+        r"nearest layouts: ",
+    ),
+    "1e6 stages": (
+        ("memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "1000000"),
+        r"--pp 1000000: 1000000 stages do not divide 32 layers",
+    ),
+    "1e6 micro-batches of torch's pipeline": (
+        ("memory", "llama3-8b", "--phase", "training", "--framework", "torch", "--pp", "4", "--num-microbatches",
+         "1000000"),
+        r"--num-microbatches 1000000: a pipeline of torch .* expected at most 1,024",
+    ),
+    "1e6 micro-batches of FSDP2's pipeline": (
+        ("memory", "llama3-8b", "--phase", "training", "--framework", "fsdp2", "--fsdp", "8", "--pp", "4",
+         "--num-microbatches", "1000000"),
+        r"--num-microbatches 1000000: a pipeline of torch .* expected at most 1,024",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ANSWERED.values(), ids=ANSWERED)
+def test_large_sizes_are_answered(words: tuple[str, ...]) -> None:
+    done = bounded(*words)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_names_the_bound(words: tuple[str, ...], message: str) -> None:
+    done = bounded(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(("stages", "devices", "batches"), [(8, 512, 8), (16, 512, 16), (16, 512, 64), (64, 2048, 64)])
+def test_a_long_pipeline_of_70b_is_answered(stages: int, devices: int, batches: int, tmp_path: Path) -> None:
+    job = LAUNCH.read_text().replace("pipeline_parallel_degree = 1", f"pipeline_parallel_degree = {stages}")
+    job = job.replace("local_batch_size = 8", f"local_batch_size = {batches}")
+    (tmp_path / "job.toml").write_text(job.replace("global_batch_size = 512", "global_batch_size = 65536"))
+    done = bounded("memory", "--launch", "job.toml", "--devices", str(devices), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"pp {stages}" in " ".join(done.stdout.split())
+
+
+def layers_of_many_kinds(path: Path, layers: int = 1000, kinds: int = 250) -> None:
+    """Writes a model whose layers have widths of their own, in no order that comes again."""
+    order = random.Random(0).choices(range(kinds), k=layers)
+    pattern = ", ".join(f'"k{i}"' for i in order)
+    variants = "\n".join(
+        f"[model.decoder.variants.k{i}.feed_forward]\nintermediate_size = {2048 + 16 * i}" for i in range(kinds)
+    )
+    path.write_text(
+        f"""title = "Many"
+[model]
+vocab_size = 32000
+hidden_size = 2048
+tie_word_embeddings = false
+[model.decoder]
+num_hidden_layers = {layers}
+final_norm = {{ type = "rmsnorm" }}
+pattern = [{pattern}]
+[model.decoder.block]
+norm = {{ type = "rmsnorm" }}
+norm_placement = "pre"
+[model.decoder.block.attention]
+num_attention_heads = 16
+num_key_value_heads = 8
+head_dim = 128
+position = {{ type = "rope", rope_theta = 500000.0 }}
+[model.decoder.block.feed_forward]
+intermediate_size = 6144
+hidden_act = "silu"
+gated = true
+{variants}
+"""
+    )
+
+
+@pytest.mark.parametrize("command", ["params", "flops", "kv"])
+def test_a_thousand_layers_of_many_kinds_are_counted_on_a_rank(command: str, tmp_path: Path) -> None:
+    layers_of_many_kinds(tmp_path / "many.toml")
+    done = bounded(command, "many.toml", "--pp", "4", "--tp", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_kinds_of_layers_than_the_bound_are_refused(tmp_path: Path) -> None:
+    layers_of_many_kinds(tmp_path / "many.toml", kinds=1000)
+    done = bounded("params", "many.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "at most 256 entries" in done.stderr
