@@ -188,8 +188,8 @@ class Settings:
     precision: Annotated[
         Precision | None,
         Setting(
-            "In training bf16, bf16-master, autocast or fp32. bf16-master has bf16 weights and gradients and fp32 master "
-            "weights and states; autocast keeps weights in fp32.",
+            "In training bf16, bf16-master, autocast or fp32. bf16-master has bf16 weights and gradients and fp32 "
+            "master weights and states; autocast keeps weights in fp32.",
             "Precision and kernels",
             "bf16-master",
             TRAINING,

@@ -219,9 +219,13 @@ def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
     return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
 
 
+USUAL = Settings()
+"""Inference with every default."""
+
+
 def memory(
     spec: ModelSpec,
-    settings: Settings = Settings(),
+    settings: Settings = USUAL,
     published: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
@@ -279,8 +283,8 @@ def _wide(settings: Settings, published: str) -> str:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
         raise InputError(
-            f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 bits "
-            "or more"
+            f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 "
+            "bits or more"
         )
     return dtype(settings.dtype)
 

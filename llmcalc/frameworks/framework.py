@@ -78,7 +78,7 @@ class Framework:
     nccl_is_known: whether the communicators are known at all; true by default.
     document: what its documents say of a run, beside the settings.
     check: refuses a run that it does not have on any layout.
-    evidence: (layout, whether it trains) → the witnesses of its runs; None (default) without any: then they are untested.
+    evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
     implied_by: options that ask for it where no framework is named, in words, and whether a layout's options do.
     launch_files: the launch files that it reads, in words; empty for none.
     serves: whether it runs passes without gradients; false by default.

@@ -43,7 +43,10 @@ def framework_of(request: Asked) -> Framework:
 
 
 def layout_of(request: Asked) -> Layout:
-    """The layout that options ask for, with its framework's defaults. Raises `InputError` for options that contradict."""
+    """The layout that options ask for, with its framework's defaults.
+
+    Raises `InputError` for options that contradict each other.
+    """
     return request.layout(framework_of(request).layouts.keeps_gathered)
 
 

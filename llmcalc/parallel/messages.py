@@ -112,9 +112,11 @@ def rank_messages(
 ) -> list[Message]:
     """The messages of a rank in a training step.
 
-    workload: one micro-batch, of whole sequences. gradients: the framework's rules. width: bytes of an element of the weights and of what the passes
-    compute. include: optional parts of the model that are trained too, none by default. recompute: what runs again in
-    the backward pass, nothing by default.
+    workload: one micro-batch, of whole sequences.
+    gradients: the framework's rules.
+    width: bytes of an element of the weights and of the activations.
+    include: optional parts of the model that are trained too, none by default.
+    recompute: what runs again in the backward pass, nothing by default.
     Raises `InputError` for a layout that is not modelled.
     """
     gradients.check(layout)

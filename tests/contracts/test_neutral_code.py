@@ -73,5 +73,6 @@ def test_each_exception_is_one(name: str) -> None:
 
 def test_a_branch_is_found() -> None:
     assert faults('if framework == "torch": pass') == ["line 1: framework == 'torch'"]
-    assert faults("from .megatron import x") and faults('name = "DeepSpeed"')
+    assert faults("from .megatron import x")
+    assert faults('name = "DeepSpeed"')
     assert not faults('"""Megatron-LM does so."""\nx = 1  # as FSDP2')

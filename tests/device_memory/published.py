@@ -1,7 +1,7 @@
 """Published measurements of one device beside what llmcalc computes: the rows of tests/data/measured_training.json.
 
-Each figure is compared with the quantity that its source reports. `python -m tests.device_memory.published` prints every row
-with its error, or with the reason why it is left out.
+Each figure is compared with the quantity that its source reports. `python -m tests.device_memory.published` prints
+every row with its error, or with the reason why it is left out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _fine_tuned(row: Row) -> Outcome:
 def _on_several(source: str, row: Row) -> str:
     """Why a row of several devices is not compared here."""
     if source == "qwen1_ft":
-        return "the script for it runs DeepSpeed: tests.frameworks.deepspeed.deepspeed_rows"
+        return "the script for it runs DeepSpeed: tests.frameworks.deepspeed.rows"
     if row["quant"] != "None":
         return "LitGPT refuses FSDP over quantized weights (finetune/lora.py), and the row has no figure"
     return "FSDP version 1, whose flat gradients hold those of frozen weights too, is not modelled with adapters"
@@ -180,7 +180,7 @@ QWEN_MODELS = {
 QWEN_TARGETS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 QWEN_LEFT_OUT = {
     "Q-LoRA": "the base is stored by GPTQ, whose products are not modelled",
-    "Full-parameter": "the script for it runs DeepSpeed ZeRO-3: tests.frameworks.deepspeed.deepspeed_rows",
+    "Full-parameter": "the script for it runs DeepSpeed ZeRO-3: tests.frameworks.deepspeed.rows",
 }
 
 

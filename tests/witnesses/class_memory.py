@@ -5,8 +5,8 @@ A class is other people's code: what it saves for the backward pass differs from
 with few layers, and all differences: each is a formula in the sequences b and their tokens t, and together they are the
 difference to the byte. b is at least 2, because torch copies less of a batch of one.
 
-`tests/data/class_memory.json` has what was measured. `python -m tests.witnesses.class_memory [NAME…]` measures again and
-rewrites it; with `--differences NAME…` it prints which tensors only one side saves, and who makes them.
+`tests/data/class_memory.json` has what was measured. `python -m tests.witnesses.class_memory [NAME…]` measures again
+and rewrites it; with `--differences NAME…` it prints which tensors only one side saves, and who makes them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes every field of every family's config, one at a time, and compares the counts with the class.
 
-Run `python -m tests.witnesses.differential [MODEL_TYPE …]`. Each shape of `tests/families` is a start, and every field of
-its configuration class gets other values. A correct result is one of these: the class runs and the counts are equal,
+Run `python -m tests.witnesses.differential [MODEL_TYPE …]`. Each shape of `tests/families` is a start, and every field
+of its configuration class gets other values. A correct result is one of these: the class runs and the counts are equal,
 the difference is one of `KNOWN`, or the config is rejected. Any other difference is printed as wrong. A config that is
 rejected although the class runs is printed as refused. An exception of llmcalc itself is printed as a crash, whether
 the class runs or not. With `--sample N`, only N variations per model type run, chosen by a hash of their names, as in

@@ -161,7 +161,7 @@ def _about(preset: Preset) -> Iterator[None]:
 
 
 def training(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `llmcalc memory --phase training`. settings: fields of `llmcalc.device_memory.settings.Settings`."""
+    """The document of `llmcalc memory --phase training`. settings: fields of `Settings`."""
     from llmcalc.reports.memory import report
 
     preset = _loaded(json.dumps(request["model"]))

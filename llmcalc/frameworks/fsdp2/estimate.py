@@ -39,8 +39,10 @@ def transient_bytes(
     layout: Layout,
     own: Sequence[Elements],
 ) -> Around:
-    """shard: bytes of an element that is kept. trained: the share of the parameters that is trained. splits, keeps_last:
-    as of `Fsdp`.
+    """The bytes that a rank has beside its passes.
+
+    shard: bytes of an element that is kept. trained: the share of the parameters that is trained. splits, keeps_last:
+        as of `Fsdp`.
 
     A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole, or embedding
     and head, of one size, are gathered by themselves. The last layer may stay whole after its forward pass; if not, it

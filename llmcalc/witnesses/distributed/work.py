@@ -1,7 +1,7 @@
 """What every process of a distributed run does: its part of each job, and its replay.
 
-`python -m llmcalc.witnesses.distributed.work FILE` is such a process; FILE has the jobs, a line each. The processes find
-one another as those of torchrun do (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints what all found.
+`python -m llmcalc.witnesses.distributed.work FILE` is such a process; FILE has the jobs, a line each. The processes
+find one another as those of torchrun do (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints what all found.
 
 This module imports torch, so import it only in functions that run torch.
 """

@@ -1,4 +1,4 @@
-"""ZeRO as DeepSpeed runs it, against what its own processes have held (`tests.frameworks.deepspeed.deepspeed_record`).
+"""ZeRO as DeepSpeed runs it, against what its own processes have held (`tests.frameworks.deepspeed.record`).
 
 Reached, in the cases of all stages but two: what is kept is equal but for 9 bytes, and the peaks but for 65: norms,
 flags and other scalars. The class of transformers has 276 bytes more: buffers that the reference does not have.
@@ -29,9 +29,9 @@ from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
 from tests.comparisons import compares, under
-from tests.frameworks.deepspeed.deepspeed_record import CASES, RECORD, installed, model
-from tests.frameworks.deepspeed.deepspeed_replay import PHASES, replayed
-from tests.frameworks.deepspeed.deepspeed_rows import outcome, under_deepspeed
+from tests.frameworks.deepspeed.record import CASES, RECORD, installed, model
+from tests.frameworks.deepspeed.replay import PHASES, replayed
+from tests.frameworks.deepspeed.rows import outcome, under_deepspeed
 
 KEPT = ("set_up", "after_backward", "after")
 
@@ -93,7 +93,7 @@ def test_deepspeed_still_holds_what_is_recorded(tmp_path: Path) -> None:
 def run(names: Sequence[str], folder: Path, *options: str) -> Mapping[str, Any]:
     """What cases hold under the deepspeed that is installed."""
     to = folder / "measured.json"
-    command = [sys.executable, "-m", "tests.frameworks.deepspeed.deepspeed_record", *names, "--to", str(to), *options]
+    command = [sys.executable, "-m", "tests.frameworks.deepspeed.record", *names, "--to", str(to), *options]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
     found: dict[str, Any] = json.loads(to.read_text())["cases"]
     return found

@@ -1,11 +1,12 @@
 """What DeepSpeed keeps, measured: real processes on the CPU with gloo, each followed storage by storage.
 
-Where it keeps something on the host, each rank runs by itself on meta instead (`tests.frameworks.deepspeed.deepspeed_alone`).
+Where it keeps something on the host, each rank runs by itself on meta instead (`tests.frameworks.deepspeed.alone`).
 
-`python -m tests.frameworks.deepspeed.deepspeed_record [NAME…]` runs every case, or those named, with the deepspeed that is installed,
-and writes tests/data/deepspeed.json: the versions, the date, and each case with its model, configuration and bytes of
-every rank. A dispatch mode follows the storages (`llmcalc.witnesses.storages.Alive`), so what gloo and a kernel of the CPU
-take for themselves is not in these bytes; nor are the step counts of the optimizer, which are on the host.
+`python -m tests.frameworks.deepspeed.record [NAME…]` runs every case, or those named, with the deepspeed that is
+installed, and writes tests/data/deepspeed.json: the versions, the date, and each case with its model, configuration and
+bytes of every rank. A dispatch mode follows the storages (`llmcalc.witnesses.storages.Alive`), so what gloo and a
+kernel of the CPU take for themselves is not in these bytes; nor are the step counts of the optimizer, which are on the
+host.
 """
 
 from __future__ import annotations
@@ -295,7 +296,7 @@ def step(engine: Any, logits: Any, mode: Any, micro_batches: int, device: str) -
 def measured(name: str, log: bool = False, apart: bool | None = None) -> list[dict[str, Any]]:
     """Runs a case. Returns what each rank found.
 
-    apart: whether each rank runs by itself, on meta (`deepspeed_alone`); by default where something is on the host.
+    apart: whether each rank runs by itself, on meta (`alone`); by default where something is on the host.
     """
     import tempfile
 
@@ -303,7 +304,7 @@ def measured(name: str, log: bool = False, apart: bool | None = None) -> list[di
     import deepspeed  # noqa: F401  # the processes are forks of this one, and need not import it again
     import torch.multiprocessing as mp
 
-    from tests.frameworks.deepspeed import deepspeed_alone
+    from tests.frameworks.deepspeed import alone
 
     case = CASES[name]
     with socket.socket() as free:
@@ -313,7 +314,7 @@ def measured(name: str, log: bool = False, apart: bool | None = None) -> list[di
         try:
             if case.offloads if apart is None else apart:
                 for rank in range(case.ranks):
-                    mp.start_processes(deepspeed_alone.work, (name, rank, folder, log), 1, start_method="fork")
+                    mp.start_processes(alone.work, (name, rank, folder, log), 1, start_method="fork")
             else:
                 mp.start_processes(work, (name, port, folder, log), case.ranks, start_method="fork")
         finally:

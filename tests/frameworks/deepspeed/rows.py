@@ -1,7 +1,7 @@
 """Published measurements of fine-tuning under DeepSpeed beside what llmcalc computes: rows of Qwen's README.
 
-`python -m tests.frameworks.deepspeed.deepspeed_rows` prints every row with its error. The source states no meter, so a measured value
-should lie between the allocator's blocks and all bytes of the device.
+`python -m tests.frameworks.deepspeed.rows` prints every row with its error. The source states no meter, so a measured
+value should lie between the allocator's blocks and all bytes of the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The replay of a recorded case of DeepSpeed (`tests.frameworks.deepspeed.deepspeed_record`), in the quantities of its record."""
+"""The replay of a recorded case of DeepSpeed (`tests.frameworks.deepspeed.record`), in the quantities of its record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
-from tests.frameworks.deepspeed.deepspeed_record import ALIKE, BATCH, SEQ, Case
+from tests.frameworks.deepspeed.record import ALIKE, BATCH, SEQ, Case
 
 PHASES = ("forward", "backward", "step")
 
@@ -41,7 +41,7 @@ def training(case: Case) -> Training:
 
 @cache
 def _model() -> ModelSpec:
-    from tests.frameworks.deepspeed.deepspeed_record import model
+    from tests.frameworks.deepspeed.record import model
 
     return model()
 

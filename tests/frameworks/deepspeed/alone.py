@@ -1,7 +1,8 @@
 """A rank of DeepSpeed by itself: its device is meta and its host the CPU, so that what it offloads is apart.
 
 Collectives do nothing, and numbers that DeepSpeed reads from the device are 0: no overflow, no gradient. So a rank
-holds what it holds beside others (`tests.frameworks.deepspeed.deepspeed_record` has both), and the host's tensors are not counted.
+holds what it holds beside others (`tests.frameworks.deepspeed.record` has both), and the host's tensors are not
+counted.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def nothing(*_: Any, async_op: bool = False, **__: Any) -> Done | None:
 
 def work(_: int, name: str, rank: int, folder: str, log: bool = False) -> None:
     """Runs a rank of a case and writes its bytes, by step and phase. It changes torch and deepspeed for the process."""
-    from tests.frameworks.deepspeed.deepspeed_record import ALIKE, CASES, run_steps
+    from tests.frameworks.deepspeed.record import ALIKE, CASES, run_steps
 
     case = CASES[name]
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(case.ranks))
