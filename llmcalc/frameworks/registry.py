@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from ..parallel.layout_request import Asked
     from .framework import Framework
 
-NAMES = ("torch", "fsdp2", "megatron", "deepspeed")
+NAMES = (
+    "torch",
+    "fsdp2",
+    "megatron",
+    "deepspeed",
+)
 """The words of `--framework`, each the name of a folder beside this file."""
 
 WITHOUT_A_NAME = "torch"

@@ -69,6 +69,16 @@ def a_view(copy: Path) -> None:
     assert "depth" in python(copy, "-m", "llmcalc", "--help")
 
 
+def a_framework(copy: Path) -> None:
+    run = ("gpt2", "--phase", "training", "--framework", "toyframe", "--dp", "2")
+    found = command(copy, "memory", *run)
+    assert found["framework"]["name"] == "toyframe"
+    assert [(each["kind"], each["buffer_bytes"]) for each in found["communication"]] == [("all_reduce", 2 * 124439808)]
+    assert found["memory"]["terms"][0]["status"] == "untested"
+    plan = command(copy, "plan", "gpt2", "--devices", "2", "--framework", "toyframe", "--hardware", "h100")
+    assert [one["layout"]["dp"] for one in plan["feasible"]] == [2]
+
+
 CHANGES = {
     "A part": Change(
         {
@@ -81,6 +91,13 @@ CHANGES = {
     "A preset": Change({"presets/models/NAME.toml": "toy-model.toml"}, a_preset),
     "An accelerator": Change({"presets/hardware/NAME.toml": "toy-accelerator.toml"}, an_accelerator),
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
+    "A framework": Change(
+        {
+            "llmcalc/frameworks/NAME/record.py": "toy_framework.py",
+            "llmcalc/frameworks/registry.py": ('    "deepspeed",\n', '    "toyframe",\n'),
+        },
+        a_framework,
+    ),
     "A view": Change(
         {
             "llmcalc/reports/NAME.py": "depth_view.py",
@@ -90,7 +107,7 @@ CHANGES = {
         a_view,
     ),
 }
-NAMES = {"A part": "tempered", "A family": "toyllm", "A cost": "toy", "A view": "depth"}
+NAMES = {"A part": "tempered", "A family": "toyllm", "A cost": "toy", "A framework": "toyframe", "A view": "depth"}
 """Kind of addition → the toy's name for NAME in the guide; `toy-1` for others."""
 
 
@@ -114,6 +131,7 @@ def test_the_files_that_are_listed_are_enough(title: str, tmp_path: Path) -> Non
         file = copy / path.replace("LINEAGE", "llama").replace("NAME", NAMES.get(title, "toy-1"))
         if isinstance(what, str):
             assert not file.exists()
+            file.parent.mkdir(exist_ok=True)
             shutil.copy(TOYS / what, file)
         else:
             insert(file, *what)
@@ -125,6 +143,8 @@ def test_each_of_them_is_needed(title: str, tmp_path: Path) -> None:
     """Without the last file of the list the toy does not work."""
     change, copy = CHANGES[title], copy_to(tmp_path)
     for path, what in list(change.files.items())[:-1]:
-        shutil.copy(TOYS / str(what), copy / path.replace("NAME", NAMES[title]))
+        file = copy / path.replace("NAME", NAMES[title])
+        file.parent.mkdir(exist_ok=True)
+        shutil.copy(TOYS / str(what), file)
     with pytest.raises(AssertionError):
         change.works(copy)

@@ -1,0 +1,40 @@
+"""Toyframe: replicas that sum all gradients at once, each of which runs as one device does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.device_memory import DeviceMemory
+from ...device_memory.estimate import Memory
+from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.search import LayoutRules
+from ..framework import Framework, RunOnRanks
+from ..peak_estimate import EstimateErrors, PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
+from ..transient_bytes import nothing
+
+
+def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+    """The memory of one rank: that of one device."""
+    return run.memory.on(runtime)
+
+
+def estimate(memory: Memory) -> PeakEstimate:
+    """The memory of any rank, without an allocator."""
+    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), memory.training(), nothing)
+
+
+def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+    """One sum of all gradients."""
+    yield group.ranks.message("all_reduce", group.elements * group.width, 1)
+
+
+FRAMEWORK = Framework(
+    name="toyframe",
+    title="Toyframe",
+    rank_memory=rank_memory,
+    estimate=estimate,
+    estimate_errors=EstimateErrors(under=0.5),
+    gradients=GradientRules("toyframe", (0,), gradient_messages),
+    layouts=LayoutRules("toyframe", untried=("tp", "cp", "pp", "vpp", "ep")),
+)
