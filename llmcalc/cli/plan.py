@@ -4,16 +4,11 @@ from typing import Annotated
 
 import typer
 
-from ..device_memory.cuda_runtime import runtime_of
-from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
-from ..errors import InputError
 from ..optional import included
 from ..parallel.layout_request import Asked
-from ..parallel.nearest import nearest_text
-from ..reports.plan import report
+from ..questions import RunQuestion, ask_plan
 from ..sources.hardware import find_hardware
-from ..studies.plan import plan_of
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
@@ -66,23 +61,14 @@ def command(
     """Layouts over many devices that fit, the best first.
     Of training; sizes of groups that are given hold for all. Exit code 1 if none fits.
     """
-    if asked.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators")
-    if not is_given(context, "phase"):
-        settings = settings.with_(phase="training")
-    if settings.phase != "training":
-        raise InputError(
-            f"--phase {settings.phase}: plans are of training; expected training (llmcalc fit --devices has layouts of "
-            "inference)"
-        )
+    settings = settings if is_given(context, "phase") else settings.with_(phase="training")
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
-    accelerator = find_hardware(hardware)
-    runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
+    question = RunQuestion(
+        preset, settings, asked, included(with_mtp, with_towers), find_hardware(hardware), cublas_workspace
+    )
     with about(preset):
-        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime)
-        found = plan_of(one, accelerator, asked, global_batch, rows)
-        none = not found.plan.feasible and found.plan.nearest is None
-        answer = report(preset, found, nearest_text(preset.model, asked, one.states.workload.seq) if none else "")
-    show(answer, fmt, output, notes, table)
-    if not found.plan.feasible:
+        answer = ask_plan(question, global_batch, rows)
+        report = answer.report()
+    show(report, fmt, output, notes, table)
+    if answer.verdict == "no":
         raise typer.Exit(1)

@@ -192,23 +192,14 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
-    from llmcalc.device_memory.cuda_runtime import runtime_of
-    from llmcalc.device_memory.estimate import memory as on_one_device
     from llmcalc.device_memory.settings import settings_of
-    from llmcalc.parallel.nearest import nearest_text
-    from llmcalc.reports.plan import report
-    from llmcalc.studies.plan import plan_of
+    from llmcalc.questions import RunQuestion, ask_plan
 
-    preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
+    preset, layout = _loaded(json.dumps(request["model"])), _asked(request["layout"])
     settings = settings_of(phase="training", **request["settings"])
-    accelerator = find_hardware(request["hardware"])
-    runtime = runtime_of(accelerator, None, settings.allocator == "expandable")
+    question = RunQuestion(preset, settings, layout, hardware=find_hardware(request["hardware"]))
     with _about(preset):
-        one = on_one_device(preset.model, settings, preset.dtype, frozenset(), preset.config, runtime)
-        found = plan_of(one, accelerator, asked, request["global_batch"], request["rows"])
-        none = not found.plan.feasible and found.plan.nearest is None
-        nearest = nearest_text(preset.model, asked, one.states.workload.seq) if none else ""
-        found_document = document(report(preset, found, nearest))
+        found_document = document(ask_plan(question, request["global_batch"], request["rows"]).report())
     return {"plan": found_document, "exact": exact(found_document)}
 
 
