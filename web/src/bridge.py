@@ -203,7 +203,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     accelerator = find_hardware(request["hardware"])
     runtime = runtime_of(accelerator, None, settings.allocator == "expandable")
     with _about(preset):
-        one = on_one_device(preset.model, settings, preset.dtype, frozenset(), preset.config, runtime)
+        one = on_one_device(preset.model, settings, preset.dtype, frozenset(), preset.checkpoint, runtime)
         found = plan_of(one, accelerator, asked, request["global_batch"], request["rows"])
         none = not found.plan.feasible and found.plan.nearest is None
         nearest = nearest_text(preset.model, asked, one.states.workload.seq) if none else ""
