@@ -1,6 +1,7 @@
 """Lists of modules in published quantization configs: which linear layers stay unconverted.
 
-Each list is as its publisher wrote it, or as the named library writes it; layers are counted by hand.
+Lists of tests/data/cases and Kimi K2.5's are those of the published files. The others have the form that the named
+library or publisher uses, and are not copies of a file. Layers are counted by hand.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ALL = 2 * (Q + 2 * KV + OUT + 3 * F)
 
 
 def gemma(several: Iterable[str]) -> dict[str, Any]:
-    """The table of nvidia/Gemma-4-26B-A4B-NVFP4: experts in NVFP4, and all else of the text model excluded."""
+    """A table in the form of nvidia's NVFP4 checkpoint of Gemma 4 26B-A4B: all parts named here are excluded."""
     layers = [f"model.language_model.layers.{i}.{part}" for i in range(30) for part in several]
     ignored = ["lm_head", "model.embed_vision*", "model.vision_tower*", *layers]
     return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored, "producer": {"name": "modelopt"}}
@@ -59,7 +60,7 @@ CONFIG = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGenerat
 def test_nvfp4_of_gemma_4_26b_is_near_the_published_size() -> None:
     """128 experts of 3 × 704 × 2816 in 30 layers: half a byte each, and one byte of scale for 16; the rest in bf16.
 
-    The published checkpoint has 17.6 GB of weights in the text model.
+    The published checkpoint has 17.6 GB of weights.
     """
     spec = llmcalc.load("gemma4-26b-a4b").model
     experts = 30 * 128 * 3 * 704 * 2816
