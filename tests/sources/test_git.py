@@ -196,7 +196,7 @@ def test_a_repository_from_an_archive_runs_nothing(
             text_at(ref, root / "config.json")
     (root / ("data" if kind == "file" else ".git") / "objects" / blob[:2] / blob[2:]).unlink()
     # an older git may also end as soon as its fetch is refused
-    with pytest.raises(InputError, match="has not fetched it|expected a commit whose files are here"):
+    with pytest.raises(InputError, match=r"has not fetched it|expected a commit whose files are here"):
         text_at("main", root / "config.json")
     assert not mark.exists()
 
