@@ -127,7 +127,7 @@ def holds_at_every_place(spec: ModelSpec, how: Inference) -> None:
     assert all(loop.folds for loop in stacks)
 
     def run(layers: Mapping[int, int]) -> Replayed:
-        return replay_inference(spec, how, None, layers)
+        return replay_inference(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()})
 
     few, whole = folded(run, stacks), of_one_pass(run({}))
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
