@@ -24,6 +24,7 @@ from ..layouts.schedules import Pipeline, pipeline
 from ..layouts.search import routed_experts
 from ..model import ModelSpec
 from ..ops import ExpertLinear
+from ..ops.base import ParamTensor
 from ..run.layout import Layout, Stage, stages
 from .around import Arounds, Elements, nothing
 from .dtensor import Divided
@@ -176,7 +177,8 @@ def padded(shards: int, use: Use) -> Number:
     count = use.params()
     if not count:
         return 0
-    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.op.tensors() if tensor.shape)
+    tensors: list[ParamTensor] = use.op.tensors()  # type: ignore[attr-defined]
+    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in tensors if tensor.shape)
     return count + sum(exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in rest)
 
 

@@ -52,8 +52,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "torch": (SMALL, "--devices", "4", "--global-batch", "12", "--framework", "torch", *SHORT),
     "uneven stages of torch": (
-        "llama3.2-1b?num_hidden_layers=7", "--devices", "4", "--pp", "4", "--global-batch", "12", "--framework", "torch",
-        *SHORT,
+        "llama3.2-1b?num_hidden_layers=7", "--devices", "4", "--pp", "4", "--global-batch", "12", "--framework",
+        "torch", *SHORT,
     ),
     "fsdp2": (SMALL, "--devices", "4", "--framework", "fsdp2", *SHORT),
     "a pipeline of fsdp2": (
