@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("words", ANSWERED.values(), ids=ANSWERED)
 def test_large_sizes_are_answered(words: tuple[str, ...]) -> None:
-    done = bounded(*words)
+    done = bounded(*words, timeout=150)
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout
 

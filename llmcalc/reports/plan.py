@@ -86,7 +86,7 @@ def _notes(found: Planned) -> list[str]:
         most = max(candidate.upper_bound for candidate in found.plan.unreplayed)
         notes.insert(
             0,
-            f"{plural(count, 'layout')} more of {found.plan.tried:,} may fit: the tensors do, and what the allocator "
+            f"{count:,} more of {plural(found.plan.tried, 'layout')} may fit: their tensors do, and what the allocator "
             f"adds is not known (at most {units.GIB.write(most)} {units.GIB.name} in all); --rows "
             f"{found.rows + count} replays more of them",
         )

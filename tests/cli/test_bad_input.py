@@ -313,7 +313,10 @@ RUNS = {
 
 @pytest.mark.parametrize("value", ["xyz", "-1", ""])
 @pytest.mark.parametrize("command", RUNS)
-def test_an_error_names_its_option_once(command: str, value: str, run: Run) -> None:
+def test_an_error_names_its_option_once(
+    command: str, value: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # --output takes any name
     options = [
         max(option.opts, key=len)
         for option in typer.main.get_command(app).get_command(None, command).params  # type: ignore[attr-defined]

@@ -199,7 +199,7 @@ function paintAll() {
 }
 
 function planTable(plan) {
-  const shown = plan.feasible.filter((one) => one.replayed), rows = shown.length ? shown : plan.feasible.slice(0, 1);
+  const rows = plan.feasible;
   const head = ["", "layout", "needed, GiB", "headroom, GiB", "sent, GiB", "idle", "micro-batches"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Layouts that fit, the best first" }, h("table", { class: "plan" },
     h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}))))),
@@ -219,8 +219,8 @@ function paintPlan() {
   const refused = Object.entries(plan.refused).sort((a, b) => b[1] - a[1]).map(([reason, count]) => h("li", {}, `${integer(count)}: ${reason}`));
   const nearest = plan.nearest, full = plan.feasible_with_recompute;
   made.ranked.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", {}, `${integer(many)} of ${integer(plan.tried)} layouts fit`), ` ${planned.title} on ${integer(plan.devices)} × ${plan.hardware}, ${integer(plan.global_batch)} sequences a step. Order: places by headroom, by what is sent and by idle time; time is not known.`),
-    full === null ? "" : h("p", { class: "quiet" }, `With whole layers recomputed ${integer(full)} fit, by their tensors alone.`),
+    h("p", { class: "quiet said" }, h("b", {}, plan.unreplayed.length ? `${integer(many)} layouts fit, ${integer(plan.unreplayed.length)} more of ${integer(plan.tried)} may` : `${integer(many)} of ${integer(plan.tried)} layouts fit`), ` ${planned.title} on ${integer(plan.devices)} × ${plan.hardware}, ${integer(plan.global_batch)} sequences a step. Order: places by headroom, by what is sent and by idle time; time is not known.`),
+    full === null ? "" : h("p", { class: "quiet" }, `With whole layers recomputed ${integer(full)} may fit: their tensors do.`),
     many ? planTable(plan) : nearest ? h("p", {}, `The one that needs least, ${nearest.options}, is ${joined(bytes(-nearest.headroom_bytes))} short.`) : "",
     refused.length ? h("details", {}, h("summary", {}, "Why others are left out"), h("ul", { class: "notes" }, refused)) : "");
 }
