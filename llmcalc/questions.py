@@ -17,7 +17,7 @@ from .device_memory.settings import Settings
 from .errors import InputError
 from .frameworks.ranks import Cluster
 from .frameworks.registry import framework_of, layout_of
-from .parallel.layout_request import Asked
+from .parallel.layout_request import ANY, Asked
 from .parallel.nearest import nearest_text, with_nearest
 from .reports.answer import Answer
 from .reports.document import Report
@@ -34,7 +34,7 @@ class RunQuestion:
 
     preset: Preset
     settings: Settings
-    layout: Asked = Asked()
+    layout: Asked = ANY
     include: frozenset[str] = frozenset()
     hardware: Hardware | None = None
     workspace: str | None = None
