@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 from ..parallel.layout_request import Asked
-from ..workload.setting import Declared, Setting
-from .setting_options import option_of, options_of, takes
+from ..workload.setting import Declared, Setting, declared
+from .setting_options import OptionOfCommand, option_of, options_of, takes
 
 if TYPE_CHECKING:
     from ..algebra import Number
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of a layout in the place of its parameter `asked`, which gets them as one."""
-    return takes("asked", options_of(Asked), lambda chosen: Asked(**chosen))(command)
+    return takes("asked", {**options_of(Asked), "framework": _framework()}, lambda chosen: Asked(**chosen))(command)
+
+
+def _framework() -> OptionOfCommand:
+    """The option `--framework`, whose words are the names of the records."""
+    records = [framework(name) for name in NAMES]
+    implied = (f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None)
+    names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+    found = declared(Asked)["framework"]
+    text = f"{names}. {found.setting.help} By default {', '.join((*implied, f'else {WITHOUT_A_NAME}'))}."
+    return option_of(found, help=text, metavar="NAME", complete=lambda: NAMES)
 
 
 SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")

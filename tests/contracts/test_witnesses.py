@@ -317,12 +317,12 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     insert(package / "components" / "choices.py", '        "attention": "', line)
     shutil.copy(TOYS / "tempered.py", package / "components" / "mixers" / "tempered.py")
     insert(
-        package / "device" / "optimizers.py",
+        package / "device_memory" / "optimizer_steps.py",
         '    "adamw": OptimizerRecord',
         '    "lion": OptimizerRecord(("loop",)),\n',
     )
     insert(
-        package / "device" / "optimizers.py",
+        package / "device_memory" / "optimizer_steps.py",
         '            case "sgd":\n',
         '            case "lion":\n                _sgd(Aten(graph), ready, chosen, True, dtype)\n',
     )

@@ -132,7 +132,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
 
     def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
         cluster = Cluster.of(one, layout, framework)
-        return cluster.by_rank, [known.traces is not None for known in cluster.shared(one.runtime).values()]
+        return cluster.by_rank, [known.traces is not None for known in cluster.run.shared(one.runtime).values()]
 
     played, rehearsed = ranks()
     monkeypatch.setattr(rehearsal, "FEW", 1000)

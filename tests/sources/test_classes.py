@@ -85,9 +85,10 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     import transformers
 
     named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
-    named_bases = json_lines({kind: some for kind, names in found.items() if (some := bases_of(names))}, indent="  ")
-    version = json.dumps(transformers.__version__)
-    more = f',\n  "bases": {named_bases}' if bases else ""
+    version, more = json.dumps(transformers.__version__), ""
+    if bases:
+        of_types = {kind: some for kind, names in found.items() if (some := bases_of(names))}
+        more = f',\n  "bases": {json_lines(of_types, indent="  ")}'
     more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 

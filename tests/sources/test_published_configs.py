@@ -67,7 +67,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
 
 
 def test_a_bias_of_doges_first_code_is_refused() -> None:
-    with pytest.raises(InputError, match="hidden_bias: True; expected one of False"):
+    with pytest.raises(InputError, match="hidden_bias: true; expected one of false"):
         read_config({**published("doge-160m"), "hidden_bias": True})
 
 

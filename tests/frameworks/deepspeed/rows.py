@@ -14,6 +14,7 @@ from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.deepspeed.rank_memory import known, replay_zero
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.nccl import with_nccl
+from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.online_allocator import CachingAllocator
@@ -55,7 +56,7 @@ def outcome(row: Row) -> Outcome:
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     found = replay_zero(model, training(row), settings, devices, 0, CachingAllocator(False), A100.workspace)
     answer = summed(found, A100, loops(model), known(settings))
-    answer = with_nccl(answer, Layout(dp=devices, zero=settings.stage or 0), "deepspeed", A100, training(row).torch)
+    answer = with_nccl(answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch)
     measured = row["measured"]["total_mem_gb"] / devices
     return Outcome(row["id"], measured, answer.peak_bytes / GB, answer.device_bytes / GB)
 
