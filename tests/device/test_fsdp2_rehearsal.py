@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc import load
 from llmcalc.device.cluster import Cluster
-from llmcalc.device.fsdp import rehearsal
+from llmcalc.device.fsdp import answer
 from llmcalc.device.memory import memory
 from llmcalc.device.settings import Settings
 from llmcalc.run.layout import Layout
@@ -44,16 +44,16 @@ def test_passes_that_are_played_are_those_that_are_run(
     spec = load("llama3-8b?num_hidden_layers=8").model
     one = memory(spec, Settings("training", seq=256, num_microbatches=batches, **options))
     played: list[bool] = []
-    play = rehearsal.played_stage
+    play = answer.played_stage
 
     def watched(*args: Any) -> Any:
         found = play(*args)
         played.append(found is not None)
         return found
 
-    monkeypatch.setattr(rehearsal, "played_stage", watched)
+    monkeypatch.setattr(answer, "played_stage", watched)
     found = Cluster(one, layout, "fsdp2", version, own).by_rank
     assert all(played)
     assert len(played) == len(found)
-    monkeypatch.setattr(rehearsal, "played_stage", lambda *_: None)
+    monkeypatch.setattr(answer, "played_stage", lambda *_: None)
     assert found == Cluster(one, layout, "fsdp2", version, own).by_rank

@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ...optional import TOWERS
 from ...run.layout import Layout
 from ...run.titan import TitanSettings
-from ..answer import TORCH, DeviceMemory, Term, device_memory
+from ..answer import TORCH, DeviceMemory, Term, device_memory, summed
 from ..fold import Loop, loops
 from ..memory import Memory, is_recurrent
 from ..recording import Recorded, Recorder
@@ -29,6 +29,7 @@ from ..unfolding import Irregular
 from .divided import ShardedAndDivided
 from .lowering import Layer
 from .pipeline import NEWEST, Piped, piped_at, stage_memory
+from .rehearsal import played_stage
 from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -70,7 +71,8 @@ def fsdp_memory(
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
     tensors: how its tensors are known; None (default) if torch has been equal to them. piped: how the schedule of a
-    pipeline is run. shared: as of `stage_memory`.
+    pipeline is run. shared: what is known of other ranks of the same run, to which this adds; None (default) runs all
+        micro-batches of a pipeline.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
@@ -82,7 +84,13 @@ def fsdp_memory(
     sharded = sharding(how, layout, rank, fsdp)
     tensors = _known(layout, fsdp, tensors or (WITNESSED if layout.pp == 1 else PIPED))
     if layout.pp > 1:
-        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
+        played = None
+        if shared is not None:
+            expandable, workspace = runtime.expandable, runtime.workspace
+            played = played_stage(spec, how, layout, rank, expandable, workspace, fsdp, piped, shared)
+        if played is not None:
+            return summed(played, runtime, loops(spec), tensors)
+        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
 
@@ -113,7 +121,7 @@ def rank_memory(
 ) -> DeviceMemory:
     """What one rank holds under torchtitan of that date, None (default) for the newest.
 
-    own: what a job says that no option does, by default nothing. shared: as of `stage_memory`.
+    own: what a job says that no option does, by default nothing. shared: as of `fsdp_memory`.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
