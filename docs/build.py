@@ -5,11 +5,14 @@
 Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn with the words of the
 language's labels.toml, the reference is written from the program, and links that lead out of docs/ become text.
 Afterwards the switch of languages of each page is led to the same page in the other language, which has the same path
-in its folder.
+in its folder; and each page gets a Content-Security-Policy that lets it use the site's own files alone, for which
+scripts within pages become files.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import shlex
@@ -34,6 +37,18 @@ FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 CHINESE = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”"  # characters and their punctuation
 BROKEN = re.compile(f"(?<=[{CHINESE}])\n *(?=[{CHINESE}])|(?<=[，。；：、])\n *(?=[\\w`\\[(*])(?!\\d+\\. |`{{3}}|\\* )")
 WRITTEN = re.compile(r"(<text\b[^>]*>)([^<]+)(?=</text>)")
+SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+ASSETS = re.compile(r'src="([^"]*assets/javascripts/)bundle\.')
+ALIGNED = re.compile(r'(<t[hd]) style="text-align: (left|right|center);"')
+HEAD = re.compile(r'<meta charset="utf-8">')
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' '{}'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'"
+)
+"""{}: hash of the one style that the theme's script adds, to its search. data: icons of its style sheets."""
+
+ADDED_STYLE = re.compile(r"""\("style",\{\},([\w$]+)\.toString\(\)\)""")
+
 SWITCH = re.compile(r'(<a href=")([^"]*)(" hreflang="([^"]*)")')
 
 
@@ -146,6 +161,40 @@ def switched(folder: Path) -> None:
         file.write_text(SWITCH.sub(one, file.read_text()))
 
 
+def hash_of_search_style(folder: Path) -> str:
+    """The hash of the style that the theme's script gives to the search, as a policy names it."""
+    (bundle,) = (folder / "assets" / "javascripts").glob("bundle.*.js")
+    script = bundle.read_text()
+    name = ADDED_STYLE.search(script)
+    style = name and re.search(rf"\b{re.escape(name[1])}='([^'\\]*)'", script)
+    if not style:
+        raise RuntimeError(f"{bundle}: expected one style that it adds to the search")
+    return f"sha256-{base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()}"
+
+
+def secured(folder: Path) -> None:
+    """Gives each page the policy, and writes what stands in it as a script, or as a style of cells, in the way that the
+    policy allows. Raises `RuntimeError` for a page of a form that Zensical's have not had.
+    """
+    places = [folder / place for place in languages()]
+    allowed = POLICY.format(hash_of_search_style(folder))
+    for file in folder.rglob("*.html"):
+        text = file.read_text()
+        assets, head = ASSETS.search(text), HEAD.search(text)
+        if assets is None or head is None:
+            raise RuntimeError(f"{file}: no script of the theme, or no <meta charset>, to write the policy beside")
+        scripts = owner(file, places) / "assets" / "javascripts"
+
+        def moved(match: re.Match[str], scripts: Path = scripts, place: str = assets[1]) -> str:
+            name = f"page.{hashlib.sha256(match[1].encode()).hexdigest()[:12]}.js"
+            (scripts / name).write_text(match[1])
+            return f'<script src="{place}{name}"></script>'
+
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        text = text.replace(head[0], head[0] + policy, 1)
+        file.write_text(ALIGNED.sub(r'\1 data-align="\2"', SCRIPT.sub(moved, text)))
+
+
 def build(folder: Path) -> None:
     """Builds every language into a folder."""
     import reference
@@ -171,6 +220,7 @@ def build(folder: Path) -> None:
             subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
     switched(folder)
+    secured(folder)
 
 
 if __name__ == "__main__":

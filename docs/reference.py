@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PYTHON = {
     "llmcalc.api": ("load", "params", "flops", "kv", "memory", "Model"),
-    "llmcalc.answers.counts": ("Params", "Flops", "Cache"),
-    "llmcalc.answers.device": ("DeviceUse",),
+    "llmcalc.reports.count_answers": ("Params", "Flops", "Cache"),
+    "llmcalc.reports.memory_answer": ("DeviceUse",),
     "llmcalc.testing": ("assert_counts",),
     "llmcalc.errors": ("InputError",),
 }

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
 from .costs import params as param_costs
-from .costs.resident import MemoryPhase
+from .device_memory.settings import MemoryPhase
 from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included
-from .run.counting import Pairs
-from .run.execution import AttentionImplementation, LatentForm
-from .run.given import maybe_whole, one_of, text, whole
-from .run.workload import Phase
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
+from .workload.counting import Pairs
+from .workload.execution import AttentionImplementation, LatentForm
+from .workload.validation import maybe_whole, one_of, text, whole
+from .workload.workload import Phase
 
 if TYPE_CHECKING:
-    from .answers.counts import Cache, Flops, Params
-    from .answers.device import DeviceUse
+    from .reports.count_answers import Cache, Flops, Params
+    from .reports.memory_answer import DeviceUse
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -79,7 +79,7 @@ def spec_of(model: Model) -> ModelSpec:
 
 def params(model: Model, with_mtp: bool = False, with_towers: bool = False) -> Params:
     """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`."""
-    from .answers.counts import Params
+    from .reports.count_answers import Params
 
     preset = preset_of(model)
     return Params.made(param_costs.params(preset.model, included(with_mtp, with_towers)), preset)
@@ -113,7 +113,7 @@ def flops(
     mla: form of latent attention; default absorbed in decode and expanded in the other phases.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
-    from .answers.counts import Flops
+    from .reports.count_answers import Flops
 
     preset = preset_of(model)
     spec = preset.model
@@ -140,7 +140,7 @@ def kv(
     source: tokens that the encoder of an encoder-decoder has read; default seq.
     Raises `InputError` for an encoder-only model and for an unknown dtype.
     """
-    from .answers.counts import Cache
+    from .reports.count_answers import Cache
 
     whole("--batch", batch)
     maybe_whole("--seq", seq)
@@ -163,13 +163,13 @@ def memory(
     `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`).
 
     hardware: the accelerator whose runtime is taken; default an H100.
-    settings: fields of `llmcalc.device.settings.Settings`, such as batch=2, seq=4096, recompute="full".
+    settings: fields of `llmcalc.device_memory.settings.Settings`, such as batch=2, seq=4096, recompute="full".
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    from .answers.device import DeviceUse
-    from .device.memory import memory as on_one_device
-    from .device.runtime import runtime_of
-    from .device.settings import settings_of
+    from .device_memory.cuda_runtime import runtime_of
+    from .device_memory.estimate import memory as on_one_device
+    from .device_memory.settings import settings_of
+    from .reports.memory_answer import DeviceUse
     from .sources.hardware import find_hardware
 
     preset = preset_of(model)
@@ -179,5 +179,5 @@ def memory(
         expandable=chosen.allocator == "expandable",
     )
     include = included(with_mtp, with_towers)
-    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)
+    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.checkpoint, runtime)
     return DeviceUse.made(found, preset)

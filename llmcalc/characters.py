@@ -1,4 +1,6 @@
-"""ASCII replacements for characters that a stream's encoding cannot represent, so that output is never cut short."""
+"""Which characters may be printed: escapes of those that a terminal would obey, and ASCII replacements of those that a
+stream's encoding cannot represent, so that output is never cut short.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,19 @@ STAND_INS = {
 }  # fmt: skip
 
 HANDLER = "llmcalc-stand-ins"
+
+
+def printable(text: str) -> str:
+    r"""Returns the text on one line, with every character escaped that is not printable (`str.isprintable`).
+
+    Control characters (C0, DEL, C1), line and paragraph separators, marks that turn the direction of writing (U+202E,
+    U+2066), invisible characters and lone surrogates are written as in Python: `\x1b`, `\n`, `\u202e`. All text that is
+    not llmcalc's passes here before a person or a terminal gets it: names of files, tensors and fields come from files
+    that others wrote.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def stand_in(character: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from .characters import printable
+
 LONGEST_MESSAGE = 1000
 """Maximum length of a message in characters. A longer one holds a whole file in place of a name and is cut."""
 
@@ -14,7 +16,9 @@ def one_line(text: str) -> str:
 
     Characters that are not printable are escaped. A text longer than `LONGEST_MESSAGE` is cut in its middle.
     """
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
+        text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
+    line = printable(text)
     half = LONGEST_MESSAGE // 2
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
 

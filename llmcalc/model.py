@@ -26,7 +26,7 @@ from .flow.record import Flow
 from .flow.tree import Node
 from .flow.value import Value, Weight
 from .optional import TOWERS
-from .run.rows import LOGITS, SOURCE, TOKENS, Rows
+from .workload.rows import LOGITS, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -8,18 +8,22 @@ def test_counts():
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import units
 from .api import Model, spec_of
+from .characters import printable
 from .costs.flops import forward_of
 from .costs.params import total_of
 from .errors import InputError, shown
 from .flow.tree import Node
-from .run.sight import Sight
-from .run.workload import Workload
-from .verify.measure import count_flops, parameters
-from .verify.reference import require_torch
+from .ops.attention import AttentionCore
+from .witnesses.measure import count_flops, parameters
+from .witnesses.reference import require_torch
+from .workload.run_config import Sight
+from .workload.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +44,9 @@ def assert_counts(
     module: any `nn.Module`, on any device, `meta` included; a weight that several modules share counts once.
     spec: what to compare with, in any form that `llmcalc.params` takes: a name, a path, a config, a `Preset`.
     inputs: the arguments to call it with, such as token ids [batch, seq]. FLOPs are then compared too, counted as in
-        eager attention (every query against every key). By default only parameters are compared.
+        eager attention (every query against every key): `F.scaled_dot_product_attention` is run under
+        `SDPBackend.MATH`, because torch's counter has no formula for its fused kernel on a CPU. By default only
+        parameters are compared. The module stays on its device, and its buffers and torch's random state are restored.
     batch, seq: the sizes of these inputs, needed if the first is not a tensor of token ids.
     """
     require_torch("assert_counts")
@@ -53,7 +59,22 @@ def assert_counts(
     if inputs is not None:
         problems += _flop_problems(module, tree, inputs, batch, seq)
     if problems:
-        raise AssertionError("\n".join(problems))
+        raise AssertionError("\n".join(map(printable, problems)))
+
+
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Restores the module's buffers, such as running means, and torch's random state after a pass."""
+    import torch
+
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=sorted({p.get_device() for p in module.parameters() if p.is_cuda})):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
@@ -95,16 +116,24 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
         batch, seq = shape
     if seq is None:
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
-    measured, _ = count_flops(module, lambda: module(*inputs))
-    expected, found = tree.total(forward_of, Sight(Workload(batch=batch, seq=seq))), measured.get("", 0)
+    with _restored(module):
+        measured, _ = count_flops(module, lambda: module(*inputs))
+    sight = Sight(Workload(batch=batch, seq=seq))
+    expected, found = tree.total(forward_of, sight), measured.get("", 0)
     if found == expected:
         return []
-    hint = (
-        " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
-        "knows)"
-        if found == 0
-        else ""
-    )
+    scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, sight)
+    hint = ""
+    if found == 0:
+        hint = (
+            " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
+            "knows)"
+        )
+    elif expected - found == scores:
+        hint = (
+            " (the difference is attention's products with scores: the module runs a kernel that torch's "
+            "FlopCounterMode does not know; F.scaled_dot_product_attention without a backend of its own is counted)"
+        )
     return [
         f"forward FLOPs at batch {batch}, seq {seq}: torch counted {found:,}, the spec gives {expected:,} "
         f"({units.difference(found - expected)}){hint}"

@@ -6,9 +6,12 @@ Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 DTYPE_BITS: dict[str, int] = {
     "float64": 64,
@@ -207,10 +210,25 @@ def parse_length(text: str) -> int:
     return _whole(match.group(1), factor, f"'{text}'")
 
 
-def _whole(digits: str, factor: int, shown: str) -> int:
+LONGEST_NUMBER = 100
+"""The most letters of a number that a user writes."""
+
+
+def exact_number(digits: str, shown: str) -> Fraction:
+    """The value of a number as `NUMBER` matches it. shown: what a message calls it.
+
+    Raises `InputError` for a number that is longer than any quantity.
+    """
     from fractions import Fraction
 
-    value = Fraction(digits.replace("_", "").replace(",", "")) * factor
+    if len(digits) > LONGEST_NUMBER:
+        cut = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        raise InputError(f"{cut}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
+    return Fraction(digits.replace("_", "").replace(",", ""))
+
+
+def _whole(digits: str, factor: int, shown: str) -> int:
+    value = exact_number(digits, shown) * factor
     if value.denominator != 1:
         raise InputError(f"{shown} is not a whole number")
     return int(value)

@@ -14,13 +14,13 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.run.counting import Counting, Pairs
-from llmcalc.run.execution import AttentionImplementation, Execution, LatentForm
-from llmcalc.run.recompute import recompute_of
-from llmcalc.run.rows import TOKENS
-from llmcalc.run.sight import Sight
-from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.workload.counting import Counting, Pairs
+from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
+from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.rows import TOKENS
+from llmcalc.workload.run_config import Sight
+from llmcalc.workload.workload import Workload
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
 """The folders of published configs with the numbers measured on their classes."""

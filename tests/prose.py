@@ -13,11 +13,11 @@ from functools import cache
 import llmcalc
 from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
-from llmcalc.run.counting import Pairs
-from llmcalc.run.execution import LatentForm
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import StackShape, stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
+from llmcalc.workload.counting import Pairs
+from llmcalc.workload.execution import LatentForm
 from tests.builders import sight
 
 VALUE = re.compile(r"<!-- value: (.*?) -->(.*?)<!-- /value -->", re.DOTALL)

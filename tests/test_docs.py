@@ -8,10 +8,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -82,6 +86,60 @@ def test_pages_ask_no_other_site(site: Path) -> None:
     """Scripts, styles and pictures are those of the site."""
     for file in site.rglob("*.html"):
         assert not [one for one in Page(file.read_text()).sources if urlsplit(one).netloc], file
+
+
+def test_pages_have_a_policy_and_no_scripts_or_styles_of_their_own(site: Path) -> None:
+    """The policy stands before whatever it is to hold for."""
+    for file in site.rglob("*.html"):
+        text = file.read_text()
+        assert text.index('<meta http-equiv="Content-Security-Policy"') < text.index("<script"), file
+        assert not re.search(r"<script>|<style\b|<[^>]*\s(style|on\w+)=\"", text), file
+
+
+@pytest.mark.browser
+def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
+    """What the theme does still works: the search, the copy buttons, the switch of colours."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    context, messages = chromium.new_context(), []
+    context.set_default_timeout(120_000)
+    page = context.new_page()
+    page.on("console", lambda message: messages.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    try:
+        names = ["index.html", "guide.html", "proof.html", "reference/index.html", "handbook/shapes.html"]
+        for name in [one for one in (*names, *(f"zh/{one}" for one in names)) if (site / one).exists()]:
+            page.goto(f"{address}/{name}")
+            page.wait_for_selector(".js body, body")
+            assert page.evaluate("typeof __md_scope") == "object", name  # a script that stood in the page
+        page.goto(f"{address}/families.html")
+        cell = page.locator('td[data-align="right"], td[data-align="left"]').first
+        assert cell.evaluate("cell => getComputedStyle(cell).textAlign === cell.dataset.align")
+        page.keyboard.press("/")
+        search = page.locator("input[placeholder], input[type=search], input[type=text]").first
+        search.fill("pipeline")
+        page.wait_for_selector("text=/[0-9]+ results/")
+        assert search.evaluate("field => getComputedStyle(field).borderStyle") == "none"  # of the search's own style
+        assert messages == []
+        page.evaluate(
+            "() => { const one = document.createElement('script'); one.textContent = 'window.ran = 1'; "
+            "document.head.append(one); }"
+        )
+        assert page.evaluate("window.ran") is None
+        assert len(messages) == 1
+        assert "Content Security Policy" in messages[0]
+    finally:
+        context.close()
+        server.shutdown()
+        server.server_close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Any static server, without a line per file."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
 def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmcalc.cli.main import COMMANDS
-from tests.views.test_goldens import SCREENS
+from tests.reports.test_goldens import SCREENS
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))

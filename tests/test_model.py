@@ -27,7 +27,7 @@ from llmcalc.errors import InputError
 from llmcalc.flow.tree import spans
 from llmcalc.model import ModelSpec
 from llmcalc.sources.files import validated
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.reference import verify_reference
 from tests.builders import recorded
 
 RMS, LAYERNORM = Norm(type="rmsnorm"), Norm(type="layernorm")

@@ -22,18 +22,18 @@ from unittest import mock
 import pytest
 
 from llmcalc.cli.main import main
-from llmcalc.kernels.published import KERNELS, LIBRARIES
 from llmcalc.model import ModelSpec
+from llmcalc.simulator.published import KERNELS, LIBRARIES
 from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
-from llmcalc.verify.deviations import OF_ALL
+from llmcalc.witnesses.deviations import OF_ALL
 from tests import prose
 from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
-from tests.device.published import Outcome, fine_tuning, servers
+from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
-from tests.verify.class_memory import classes_table
-from tests.verify.verdicts import QUANTITIES, coverage, recorded
+from tests.witnesses.class_memory import classes_table
+from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"

@@ -5,6 +5,7 @@ The Action's scripts are run here as they stand there, without GitHub.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,11 +13,13 @@ import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from llmcalc import __version__
+from tests.sources.test_git import write_repository
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -88,7 +91,10 @@ def pull_request(tmp_path: Path) -> tuple[Path, dict[str, str]]:
         subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@example.org", *words], cwd=work, check=True)
     config.write_text(whole.replace('"num_hidden_layers": 28', '"num_hidden_layers": 30'))
     files = {name: str(runner / name.lower()) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    Path(files["GITHUB_STEP_SUMMARY"]).touch()
     env = {**os.environ, **files, "RUNNER_TEMP": str(runner), "BASE": "HEAD", "SEQ": "1024"}
+    env |= {"GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "lab/models", "GITHUB_RUN_ID": "7"}
+    env |= {"SOURCE": "lab/models", "SENDER": "someone", "PULL": "3", "GH_TOKEN": "none"}
     return work, {**env, "MODELS": ":(glob)**/config.json\n\n", "BUDGET": "llmcalc.toml"}
 
 
@@ -129,6 +135,285 @@ def test_the_action_where_nothing_is_compared(
     work, env = pull_request
     assert step("Compare", work, env | changes).returncode == 0
     assert outputs(env) == {"changed": "false"}
+
+
+def commit(work: Path, *words: str) -> None:
+    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *who, *words], cwd=work, check=True, capture_output=True)
+
+
+def step_named(name: str) -> dict[str, Any]:
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    return next(one for one in steps if one["name"] == name)
+
+
+def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
+    """Whoever pins the action pins the program; no name of an index is asked for, and no module of the repository."""
+    programs, runner, work = tmp_path / "bin", tmp_path / "runner", tmp_path / "work"
+    for folder in (programs, runner, work):
+        folder.mkdir()
+    stub = programs / "python3"
+    stub.write_text(
+        f'#!/bin/sh\necho "$PWD $*" >> {tmp_path}/calls\n'
+        'if [ "$3" = venv ]; then mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; fi\n'
+    )
+    stub.chmod(0o755)
+    action = tmp_path / "actions" / "COMMIT"
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "RUNNER_TEMP": str(runner), "GITHUB_ACTION_PATH": str(action)}
+    ran = step("Install", work, env)
+    assert ran.returncode == 0, ran.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"{runner} -I -m venv {runner}/llmcalc", f"{runner} -I -m pip install --quiet {action}"]
+    action_yml = (ROOT / "action.yml").read_text()
+    assert "llmcalc-arch" not in action_yml
+    assert "package" not in yaml.safe_load(action_yml)["inputs"]
+
+
+def test_a_module_of_the_repository_is_not_run(tmp_path: Path) -> None:
+    """`python3 -m venv` alone would run a `venv.py` of the folder it is started in."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("venv", "pip", "ensurepip"):
+        (work / f"{name}.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
+    none = tmp_path / "none"
+    env = {**os.environ, "RUNNER_TEMP": str(tmp_path), "GITHUB_ACTION_PATH": str(none), "PYTHONPATH": str(work)}
+    ran = step("Install", work, env)
+    assert ran.returncode != 0
+    assert str(none) in ran.stderr
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_other_programs_configs_are_skipped_by_default(pull_request: tuple[Path, dict[str, str]]) -> None:
+    work, env = pull_request
+    for name, text in {"web": '{"theme": "dark"}', "tool": "// no JSON"}.items():
+        (work / name).mkdir()
+        (work / name / "config.json").write_text(text)
+    commit(work, "add", "web", "tool")
+    ran = step("Compare", work, env | {"MODELS": " \n"})
+    assert ran.returncode == 0, ran.stderr
+    found = outputs(env)
+    assert found["changed"] == "true"
+    report = Path(found["report"]).read_text()
+    assert "| decoder.num_hidden_layers | 28 | 30 |" in report
+    assert "Skipped: no config of a model that llmcalc counts" in report
+    assert "| web/config.json | has no model_type |" in report
+    assert "tool/config.json" in report
+    ran = step("Compare", work, env)  # the same pathspec, asked for
+    assert ran.returncode == 2
+    assert "tool/config.json: not valid JSON" in ran.stderr
+
+
+def test_a_run_that_skips_all_files_has_nothing_to_comment(pull_request: tuple[Path, dict[str, str]]) -> None:
+    work, env = pull_request
+    subprocess.run(["git", "checkout", "-q", "."], cwd=work, check=True)
+    (work / "web").mkdir()
+    (work / "web" / "config.json").write_text("{}")
+    commit(work, "add", ".")
+    ran = step("Compare", work, env | {"MODELS": ""})
+    assert ran.returncode == 0, ran.stderr
+    assert outputs(env) == {"changed": "false"}
+    assert "web/config.json" in Path(env["GITHUB_STEP_SUMMARY"]).read_text()
+
+
+def test_a_models_config_that_is_damaged_fails_the_run(pull_request: tuple[Path, dict[str, str]]) -> None:
+    work, env = pull_request
+    (work / "models" / "a model" / "config.json").write_text("{}")
+    ran = step("Compare", work, env | {"MODELS": ""})
+    assert ran.returncode == 2
+    assert "models/a model/config.json: model_type: missing" in ran.stderr
+
+
+@pytest.mark.parametrize("models", ["", ":(glob)**/config.json"])
+def test_links_are_not_followed(models: str, pull_request: tuple[Path, dict[str, str]]) -> None:
+    work, env = pull_request
+    (work / "secret").mkdir()
+    (work / "secret" / "config.json").symlink_to("/proc/self/environ")
+    commit(work, "add", "secret")
+    ran = step("Compare", work, env | {"MODELS": models})
+    assert ran.returncode == 0, ran.stderr
+    assert "::notice::a link is not compared" in ran.stdout
+    assert "secret" not in Path(outputs(env)["report"]).read_text()
+
+
+@pytest.mark.parametrize("base", ["HEAD", "main", "1" * 40])
+def test_the_action_runs_nothing_of_a_folder_that_looks_like_a_repository(
+    base: str, pull_request: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """The files are those of a pull request, and git gets them as the Action lists them."""
+    work, env = pull_request
+    mark = tmp_path / "PWNED"
+    commit(work, "branch", "-M", "main")
+    whole = (work / "models" / "a model" / "config.json").read_text()
+    write_repository(work / "evil", mark, bare=True)
+    (work / "evil" / "config.json").write_text(whole)
+    (work / "evil" / ".gitattributes").write_text("* diff=all filter=all\n")
+    commit(work, "add", "-f", "evil")
+    ran = step("Compare", work, env | {"BASE": base, "MODELS": ""})
+    assert not mark.exists()
+    if base != "1" * 40:
+        assert ran.returncode == 0, ran.stderr
+        assert "evil/config.json since" in Path(outputs(env)["report"]).read_text()
+
+
+def test_the_actions_own_git_runs_no_program_of_settings(
+    pull_request: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """Neither in a folder without a checkout, which may look like a repository itself, nor by a repository's settings
+    and attributes.
+    """
+    work, env = pull_request
+    mark, bare = tmp_path / "PWNED", tmp_path / "bare"
+    write_repository(bare, mark, bare=True)
+    (bare / "config.json").write_text("{}")
+    ran = step("Compare", bare, env | {"BASE": "main"})
+    assert ran.returncode == 2
+    assert "expected actions/checkout before this action" in ran.stdout
+    assert not mark.exists()
+    program = f"touch {mark}; false"
+    hook = work / ".git" / "hooks" / "post-index-change"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    hook.chmod(0o755)
+    for name in ("core.fsmonitor", "core.pager", "diff.external", "diff.all.textconv", "diff.all.command"):
+        subprocess.run(["git", "config", name, program], cwd=work, check=True)
+    (work / ".gitattributes").write_text("* diff=all\n")
+    ran = step("Compare", work, env)
+    assert ran.returncode == 0, ran.stderr
+    assert outputs(env)["changed"] == "true"
+    assert not mark.exists()
+
+
+def test_the_base_is_fetched_where_it_is_not_here(pull_request: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    work, env = pull_request
+    base = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=work, text=True).strip()
+    commit(work, "commit", "-qam", "Two layers more")
+    subprocess.run(["git", "config", "uploadpack.allowAnySHA1InWant", "true"], cwd=work, check=True)
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth=1", work.as_uri(), clone], check=True)
+    assert subprocess.run(["git", "cat-file", "-e", base], cwd=clone, check=False, capture_output=True).returncode
+    ran = step("Compare", clone, env | {"BASE": base})
+    assert ran.returncode == 0, ran.stderr
+    assert "| decoder.num_hidden_layers | 28 | 30 |" in Path(outputs(env)["report"]).read_text()
+
+
+# --- the comment ------------------------------------------------------------------------------------------------------
+
+MARKER = "<!-- llmcalc-diff -->"
+
+GH = """#!/usr/bin/env python3
+# Stands for `gh api`: the comments are in a file, --jq is run by jq's own rules for the one filter that is used.
+import json, os, re, sys
+words = sys.argv[1:]
+folder = os.environ["GH_FOLDER"]
+with open(f"{folder}/calls", "a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+if "fail" in os.listdir(folder):
+    sys.exit("gh: Resource not accessible by integration (HTTP 403)")
+if "--jq" in words:
+    jq = words[words.index("--jq") + 1]
+    author = re.search(r'\\.user\\.login == "([^"]+)"', jq)
+    start = re.search(r'\\.body \\| startswith\\("([^"]+)"\\)', jq)
+    for page in json.load(open(f"{folder}/comments.json")):
+        for one in page:
+            if (author is None or one["user"]["login"] == author[1]) and one["body"].startswith(start[1]):
+                print(one["id"])
+else:
+    body = next(word for word in words if word.startswith("body=@"))
+    with open(f"{folder}/body", "w") as out:
+        out.write(open(body.removeprefix("body=@")).read())
+"""
+
+
+@pytest.fixture
+def comment(pull_request: tuple[Path, dict[str, str]], tmp_path: Path) -> Any:
+    """Returns a function that runs the step with a report and the comments that are there, by page. It returns the
+    process, the calls of `gh`, and the comment that was written.
+    """
+    work, env = pull_request
+    folder = tmp_path / "gh"
+    folder.mkdir()
+    (folder / "gh").write_text(GH)
+    (folder / "gh").chmod(0o755)
+
+    def ran(text: str, *pages: list[dict[str, Any]], **changes: str) -> tuple[Any, list[list[str]], str | None]:
+        report = tmp_path / "report.md"
+        report.write_text(text)
+        (folder / "comments.json").write_text(json.dumps(pages))
+        for name in ("calls", "body"):
+            (folder / name).unlink(missing_ok=True)
+        path = {"PATH": f"{folder}:{os.environ['PATH']}", "GH_FOLDER": str(folder), "REPORT": str(report)}
+        process = step("Comment", work, env | path | changes)
+        calls, body = folder / "calls", folder / "body"
+        made = [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+        return process, made, body.read_text() if body.exists() else None
+
+    return ran
+
+
+def written_by(author: str, number: int, body: str = f"{MARKER}\nOld") -> dict[str, Any]:
+    return {"id": number, "user": {"login": author}, "body": body}
+
+
+def test_a_comment_is_written_once(comment: Any) -> None:
+    process, calls, body = comment(f"{MARKER}\nNew", [])
+    assert process.returncode == 0, process.stderr
+    assert calls[-1][:2] == ["api", "repos/lab/models/issues/3/comments"]
+    assert body == f"{MARKER}\nNew"
+    mine = written_by("github-actions[bot]", 12)
+    many = [written_by("github-actions[bot]", 100 + i) for i in range(3)]
+    process, calls, body = comment(f"{MARKER}\nNewer", [written_by("github-actions[bot]", 9, "Else")], [mine, *many])
+    assert process.returncode == 0, process.stderr
+    assert calls[-1][:4] == ["api", "--method", "PATCH", "repos/lab/models/issues/comments/12"]
+    assert body == f"{MARKER}\nNewer"
+
+
+def test_a_comment_of_someone_else_is_not_taken_for_it(comment: Any) -> None:
+    """Anybody can write the marker; the token may change comments of anybody."""
+    process, calls, _ = comment(f"{MARKER}\nNew", [written_by("someone", 11), written_by("github-actions", 12)])
+    assert process.returncode == 0, process.stderr
+    assert "PATCH" not in calls[-1]
+
+
+def test_a_long_report_is_cut_and_leads_to_the_summary(comment: Any) -> None:
+    row = "| layers.mlp.gate_proj · µ | 1,442.84 | 1,879.05 | +436.21 |\n"
+    process, _, body = comment(f"{MARKER}\n" + row * 3000, [])
+    assert process.returncode == 0, process.stderr
+    assert 60_000 < len(body.encode()) < 65_536
+    assert body.startswith(f"{MARKER}\n{row}")
+    rest = "The report is longer than a comment: "
+    link = "[the rest is in the summary](https://github.example/lab/models/actions/runs/7).\n"
+    assert body.endswith(f"|\n\n{rest}{link}")
+
+
+def test_the_summary_takes_what_github_takes(pull_request: tuple[Path, dict[str, str]]) -> None:
+    work, env = pull_request
+    program = Path(env["RUNNER_TEMP"]) / "llmcalc" / "bin" / "llmcalc"
+    program.unlink()
+    program.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nyes "| a row |" | head -c 3000000 > "$2"\n')
+    program.chmod(0o755)
+    ran = step("Compare", work, env)
+    assert ran.returncode == 0, ran.stderr
+    assert 900_000 < Path(env["GITHUB_STEP_SUMMARY"]).stat().st_size < 1_000_001
+
+
+@pytest.mark.parametrize("changes", [{"SOURCE": "fork/models"}, {"SOURCE": ""}, {"SENDER": "dependabot[bot]"}])
+def test_a_pull_request_from_a_fork_has_its_report_in_the_summary(
+    changes: dict[str, str], comment: Any, pull_request: tuple[Path, dict[str, str]]
+) -> None:
+    process, calls, _ = comment(f"{MARKER}\nNew", [], **changes)
+    assert process.returncode == 0, process.stderr
+    assert calls == []
+    assert "::notice::No comment: GitHub gives a pull request from a fork" in process.stdout
+    assert "No comment: " in Path(pull_request[1]["GITHUB_STEP_SUMMARY"]).read_text()
+
+
+def test_a_comment_that_is_refused_fails_its_step_and_the_budget_is_checked(comment: Any, tmp_path: Path) -> None:
+    (tmp_path / "gh" / "fail").touch()
+    process, _, _ = comment(f"{MARKER}\nNew", [])
+    assert process.returncode != 0
+    assert "HTTP 403" in process.stderr
+    assert step_named("Check the budget")["if"] == "${{ !cancelled() && steps.install.outcome == 'success' }}"
+    assert step_named("Install")["id"] == "install"
 
 
 def test_the_action_checks_the_budget(pull_request: tuple[Path, dict[str, str]]) -> None:

@@ -48,7 +48,7 @@ def test_counting_loads_no_kernels_and_no_layouts(command: str) -> None:
     code = (
         f"import sys\nsys.argv = ['llmcalc', {command!r}, 'llama3-8b']\nfrom llmcalc.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "late = tuple('llmcalc.' + name for name in ('kernels', 'device', 'layouts'))\n"
+        "late = tuple('llmcalc.' + name for name in ('simulator', 'device_memory', 'frameworks', 'parallel.rank', 'parallel.search'))\n"
         "print([m for m in sys.modules if m.startswith(late)], file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

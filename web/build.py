@@ -46,36 +46,42 @@ AT_ONCE = 16
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 NOT_ON_THE_PAGE = (
-    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.")),
-    *(f"llmcalc/sources/{part}" for part in ("launch/", "checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
+    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "witnesses/", "testing.", "pytest_plugin.")),
+    *(f"llmcalc/sources/{part}" for part in ("checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
+    *(
+        f"llmcalc/frameworks/launch/{part}."
+        for part in ("accelerate", "read", "shell", "shell_arithmetic", "text", "trainer")
+    ),
+    *(f"llmcalc/frameworks/megatron/{part}." for part in ("launch_file", "ignored_flags", "model_from_flags")),
+    *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "option_names")),
+    "llmcalc/frameworks/deepspeed/config_file.",
     *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget.")),
-    *(f"llmcalc/views/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
+    *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
     *("llmcalc/sources/budgets.", "llmcalc/presets/description.schema."),
     *("pydantic/v1/", "pydantic/mypy."),
 )
 """What the page never imports, left out of its archives."""
 
 CLUSTER = (
-    *(f"llmcalc/device/{part}/" for part in ("fsdp", "deepspeed", "megatron")),
-    *(f"llmcalc/device/{part}." for part in ("cluster", "nccl", "pipeline", "ring", "serving", "walk")),
-    "llmcalc/kernels/profiles/megatron/",
-    *(f"llmcalc/layouts/{part}." for part in ("asked", "communication", "nearest", "schedules", "search", "weights")),
-    *(f"llmcalc/run/{part}." for part in ("deepspeed", "megatron", "titan")),
-    *(f"llmcalc/sources/launch/{part}." for part in ("__init__", "launch")),
+    "llmcalc/frameworks/",
+    *(
+        f"llmcalc/parallel/{part}."
+        for part in ("communication", "layout_request", "nearest", "schedules", "search", "weight_shards")
+    ),
     "llmcalc/studies/plan.",
-    *(f"llmcalc/views/{part}." for part in ("cluster", "plan", "schedule", "formats/pipe")),
+    *(f"llmcalc/reports/{part}." for part in ("cluster", "plan", "schedule", "formats/pipe")),
 )
 """What only runs on many devices need: an archive of its own, which their panel loads."""
 
 SHAPES = (
     *(f"llmcalc/studies/{part}." for part in ("compare", "literature", "shape")),
-    *(f"llmcalc/views/{part}." for part in ("compare", "shape", "formats/pipe")),
+    *(f"llmcalc/reports/{part}." for part in ("compare", "shape", "formats/pipe")),
 )
 """What shapes of one size and the proportions of models need: an archive of its own."""
 
 LATER = (
-    *(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas")),
-    *(f"llmcalc/views/{part}." for part in ("memory", "explain", "expression")),
+    *(f"llmcalc/{part}/" for part in ("device_memory", "simulator", "parallel", "symbolic")),
+    *(f"llmcalc/reports/{part}." for part in ("memory", "explain", "expression")),
 )
 """What the first answer does not need: an archive of its own, which memory and formulas load."""
 
@@ -165,7 +171,7 @@ def copy(out: Path) -> None:
     for source, target in parts:
         (out / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(MODULES / source, out / target)
-    from llmcalc.views import palette
+    from llmcalc.reports import palette
 
     colours = {
         "COMPONENTS": palette.COMPONENTS,
@@ -175,7 +181,7 @@ def copy(out: Path) -> None:
         "PASSES": palette.PASSES,
     }
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
-    (out / "palette.js").write_text("// Written by web/build.py from llmcalc/views/palette.py.\n" + text)
+    (out / "palette.js").write_text("// Written by web/build.py from llmcalc/reports/palette.py.\n" + text)
     start = out / "index.html"
     links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in imported(out / "main.js"))
     page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(PRELOADS, links)

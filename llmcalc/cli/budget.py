@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ..reports.budget import junit, report
 from ..sources.budgets import read_budget
 from ..studies.budget import broken, check_budget
-from ..views.budget import junit, report
 from .options import FormatOption, JunitOption, NotesOption, OfflineOption, Output, show
 from .output import writable, written
 

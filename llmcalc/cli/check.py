@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
+from ..reports.checkpoint import check_report
 from ..sources.checkpoints.read import read_checkpoint
 from ..sources.hub import fetch_headers
 from ..sources.names import is_hub_id
-from ..verify.checkpoint import match
-from ..views.checkpoint import check_report
+from ..witnesses.checkpoint import match
 from .options import (
     AllowUnknown,
     FormatOption,

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from ..costs.limits import usual_sequence
+from ..costs.context_length import usual_sequence
 from ..costs.params import ParameterCount
 from ..errors import InputError
+from ..reports.compare import LAYOUTS, report
 from ..sources.preset import Preset
 from ..sources.presets import model_names
 from ..studies.compare import SORT_KEYS, quantities, sort_order
-from ..views.compare import LAYOUTS, report
 from .options import (
     AllowUnknown,
     AttentionKind,

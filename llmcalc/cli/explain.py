@@ -4,14 +4,15 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from ..costs.limits import usual_sequence
+from ..costs.context_length import usual_sequence
 from ..costs.params import params
 from ..errors import InputError
-from ..formulas.explain import Explanation, explain
-from ..formulas.formulas import Recomputed, Setting, TrainingSetting
 from ..model import ModelSpec
 from ..optional import included
-from ..views.explain import report
+from ..reports.explain import report
+from ..symbolic.explain import Explanation, explain
+from ..symbolic.formulas import Recomputed, Setting, TrainingSetting
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     AttentionImplementationOption,
@@ -31,7 +32,6 @@ from .options import (
     show,
     size,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 NodeArgument: TypeAlias = Annotated[
     str | None,
@@ -120,6 +120,6 @@ def _activations(
     spec: ModelSpec, node: str | None, setting: Setting, training: TrainingSetting, include: frozenset[str]
 ) -> Explanation:
     """Loads the kernels only where they are needed."""
-    from ..formulas.activations import explain_activations
+    from ..symbolic.activations import explain_activations
 
     return explain_activations(spec, node, setting, training, include)

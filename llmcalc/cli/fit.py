@@ -4,20 +4,19 @@ from typing import Annotated
 
 import typer
 
-from ..costs.limits import usual_sequence
-from ..device.memory import memory
-from ..device.runtime import runtime_of
-from ..device.settings import Settings
+from ..costs.context_length import usual_sequence
+from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..layouts.asked import Asked
-from ..layouts.nearest import with_nearest
 from ..optional import included
+from ..parallel.layout_request import Asked
+from ..parallel.nearest import with_nearest
+from ..reports.fit import devices_report, report, serving_report
 from ..sources.hardware import find_hardware
 from ..studies.fit import fit
 from ..studies.fit_devices import fit_devices
 from ..studies.fit_serving import fit_serving
-from ..views.fit import devices_report, report, serving_report
-from .device_options import CublasWorkspace, takes_settings
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
@@ -38,6 +37,7 @@ from .options import (
     show,
     size,
 )
+from .run_options import CublasWorkspace, takes_settings
 
 
 @takes_settings
@@ -50,9 +50,6 @@ def command(
     asked: Asked,
     global_batch: Annotated[
         int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
-    ] = None,
-    users: Annotated[
-        int | None, size("--users", text="Inference: users at once, each with a sequence of --seq tokens; 1.")
     ] = None,
     overrides: Overrides = None,
     head: HeadOption = None,
@@ -74,23 +71,17 @@ def command(
         raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
     if global_batch is not None and asked.devices is None:
         raise InputError("--global-batch: is of many devices; expected --devices too")
-    if users is not None:
-        if settings.phase == "training":
-            raise InputError("--users: training has no users; expected --batch")
-        if settings.batch is not None:
-            raise InputError("--users: it is another name of --batch; expected one of the two")
-        settings = settings.with_(batch=users)
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     if asked.devices is not None:
-        if users is None and not is_given(context, "phase"):
+        if not is_given(context, "users") and not is_given(context, "phase"):
             settings = settings.with_(phase="training")
         if settings.phase != "training" and global_batch is not None:
             raise InputError("--global-batch: is of training; expected --users, of each replica")
     tokens = usual_sequence(preset.model) if settings.seq is None else settings.seq
     with about(preset), with_nearest(preset.model, asked, tokens):
-        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime)
         if asked.devices is None:
             alone = fit(one, accelerator)
             answer, verdict = report(preset, alone), alone.fit.verdict

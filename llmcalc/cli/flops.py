@@ -4,15 +4,16 @@ from typing import Annotated
 
 import typer
 
+from ..costs.context_length import USUAL
 from ..costs.flops import flops, sight_of
-from ..costs.limits import USUAL
 from ..errors import InputError
 from ..optional import included
-from ..run.execution import AttentionImplementation, LatentForm
-from ..run.workload import Phase
+from ..reports.document import joined
+from ..reports.flops import report
 from ..studies.rules import conventions
-from ..views.document import joined
-from ..views.flops import report
+from ..workload.execution import AttentionImplementation, LatentForm
+from ..workload.workload import Phase
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -34,7 +35,6 @@ from .options import (
     show,
     size,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 SEQ_HELP = (
     f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "
@@ -47,7 +47,7 @@ MLA_HELP = (
     "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
     "query and output. auto: absorbed in decode, expanded elsewhere."
 )
-RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron)."
+RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."
 
 
 @takes_rank

@@ -4,9 +4,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..hardware import Hardware
+from ..accelerator import Hardware
+from ..reports.hardware import report
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
-from ..views.hardware import report
 from .options import FormatOption, NotesOption, Output, show
 
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..costs.cache import kv
-from ..costs.limits import MOST_CONTEXT, USUAL
+from ..costs.context_length import MOST_CONTEXT, USUAL
 from ..errors import InputError
-from ..views.document import joined
-from ..views.kv import report
+from ..reports.document import joined
+from ..reports.kv import report
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -25,7 +26,6 @@ from .options import (
     show,
     size,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 SEQ_HELP = (
     f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "

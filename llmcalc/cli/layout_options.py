@@ -1,93 +1,83 @@
-"""The options of a run on many devices, which several commands share."""
+"""The options of a layout over devices: all of them, or those of the counts of one rank.
+
+Nothing that computes with layouts is loaded until one is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from ..errors import InputError
+from ..parallel.layout_request import Asked
+from ..workload.setting import Declared, Setting
+from .setting_options import option_of, options_of, takes
 
-from ..layouts.asked import Asked, Framework
-from ..run.layout import ContextExchange, Schedule
-from .grouped import takes
-from .options import size
-from .rank_options import Cp, Dp, Ep, Etp, Pp, PpLayout, SequenceParallel, Tp, Vpp, stages_of
-
-
-def _choice(name: str, text: str) -> Any:
-    return typer.Option(name, help=text, show_default=False)
-
-
-class LayoutOptions:
-    """One attribute an option; each is a field of `Asked`."""
-
-    devices: Annotated[
-        int | None,
-        size("--devices", "--world-size", text="Devices: tp · cp · pp · dp; if given, --dp is what is left."),
-    ] = None
-    tp: Tp = None
-    sequence_parallel: SequenceParallel = None
-    pp: Pp = None
-    vpp: Vpp = None
-    pp_layout: PpLayout = None
-    schedule: Annotated[
-        Schedule | None,
-        _choice("--schedule", "Order of micro-batches in the pipeline; 1f1b, or interleaved with --vpp."),
-    ] = None
-    cp: Cp = None
-    cp_comm: Annotated[
-        ContextExchange | None, _choice("--cp-comm", "How they exchange keys and values: in a ring, by heads, or all.")
-    ] = None
-    dp: Dp = None
-    zero: Annotated[
-        int | None,
-        typer.Option(
-            "--zero",
-            metavar="1|2|3",
-            help="What replicas divide: optimizer states, gradients too, weights too; nothing.",
-            show_default=False,
-        ),
-    ] = None
-    fsdp: Annotated[int | None, size("--fsdp", text="Replicas that divide weights, gradients and states (ZeRO-3).")] = (
-        None
-    )
-    hsdp_replicas: Annotated[
-        int | None, size("--hsdp-replicas", text="Groups of --fsdp ranks, each with all of the weights.")
-    ] = None
-    reshard: Annotated[
-        bool | None,
-        typer.Option(
-            "--reshard/--no-reshard",
-            help="With divided weights: whether a layer's are given back after its forward pass.",
-            show_default=False,
-        ),
-    ] = None
-    prefetch: Annotated[
-        int | None,
-        size(
-            "--prefetch",
-            text="With --fsdp: further layers that each layer gathers ahead of them; as the framework does.",
-            least=0,
-        ),
-    ] = None
-    ep: Ep = None
-    etp: Etp = None
-    framework: Annotated[
-        Framework | None,
-        _choice("--framework", "Whose kernels and buffers; fsdp2 with --fsdp or --zero 3, else torch."),
-    ] = None
-    framework_version: Annotated[
-        str | None,
-        typer.Option(
-            "--framework-version", metavar="DATE|TAG", help="Such as 2025-10-08; the newest known.", show_default=False
-        ),
-    ] = None
+if TYPE_CHECKING:
+    from ..algebra import Number
+    from ..model import ModelSpec
+    from ..parallel.rank_model import RankModel, Share
 
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command these options in the place of its parameter `asked`, which gets them as one."""
-    return takes("asked", LayoutOptions, _asked)(command)
+    """Gives a command the options of a layout in the place of its parameter `asked`, which gets them as one."""
+    return takes("asked", options_of(Asked), lambda chosen: Asked(**chosen))(command)
 
 
-def _asked(chosen: dict[str, Any]) -> Asked:
-    return Asked(**chosen | {"pp_layout": stages_of(chosen["pp_layout"])})
+SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
+"""The settings of a layout by which counts of one rank differ."""
+
+RANK = Declared(
+    "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", least=0)
+)
+
+
+class AskedRank:
+    """One rank of the layout that options ask for.
+
+    sizes: fields of `Asked` that are given. rank: which rank; None for the one that has most.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.rank: int | None = given.pop("rank", None)
+        self.sizes = {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything is asked."""
+        return bool(self.sizes) or self.rank is not None
+
+    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> Share | None:
+        """The share of that rank; None where nothing is asked.
+
+        cost: the cost by which the rank that has most is found. most: the same in words.
+        Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
+        """
+        if not self.anything:
+            return None
+        from ..parallel.nearest import with_nearest
+        from ..parallel.rank_model import Share, heaviest, of_rank
+
+        if not self.sizes:
+            raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
+        request = Asked(**self.sizes)
+        with with_nearest(spec, request):
+            layout = request.layout()
+            if self.rank is None:
+                why = f"the first rank that {most} the most" if layout.world > 1 else ""
+                return Share(heaviest(spec, layout, cost), why)
+            if self.rank >= layout.world:
+                raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
+            found = of_rank(spec, layout, self.rank)
+            found.tree()
+            return Share(found, "")
+
+
+ANY_RANK = AskedRank()
+"""Nothing is asked."""
+
+
+def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of one rank in the place of its parameter `asked`, which gets them as one."""
+    options = {**options_of(Asked, SIZES), RANK.name: option_of(RANK)}
+    return takes("asked", options, lambda chosen: AskedRank(**chosen))(command)

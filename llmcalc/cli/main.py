@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from .. import __version__
-from ..characters import fitted, make_streams_whole
-from ..errors import InputError, one_line, suggest
-from .output import discard
+from ..characters import make_streams_whole
+from ..errors import InputError, suggest
+from .help import Command, printable_help, summary_of, with_help_all
+from .output import discard, drop_remarks, print_line, print_remarks
 
 COMMANDS = (
     "params",
@@ -41,18 +41,6 @@ COMMANDS = (
 """Each has a module of that name in this package with a function `command`, or is a package with several."""
 
 
-def _help_of(text: str) -> str:
-    """Help as stdout can hold it; typer would write UTF-8 to a stream of ASCII."""
-    return fitted(text, getattr(sys.stdout, "encoding", None) or "utf-8")
-
-
-class Command(TyperCommand):
-    """One command."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _help_of(super().get_help(ctx))
-
-
 class LazyGroup(TyperGroup):
     """Loads a command's module only when that command, or the list of all, is asked for.
 
@@ -63,10 +51,15 @@ class LazyGroup(TyperGroup):
     names: tuple[str, ...] = COMMANDS
 
     def get_help(self, ctx: Any) -> str:
-        return _help_of(super().get_help(ctx))
+        return printable_help(super().get_help(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.names)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The first line of each command's help, without loading the command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary_of(f"{__package__}{self.within}.{name}")) for name in self.names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.names:
@@ -82,7 +75,7 @@ class LazyGroup(TyperGroup):
         if hasattr(module, "COMMANDS"):
             return typer.main.get_command(_several(cmd_name, module))
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name, cls=Command)(module.command)
+        app.command(cmd_name, cls=Command)(with_help_all(module.command))
         gc.freeze()  # what has been imported stays: no collection needs to look at it
         gc.enable()  # which `run` has put off
         return typer.main.get_command(app)
@@ -121,11 +114,13 @@ def main() -> None:
     if not sys.argv[1:]:
         sys.argv.append("--help")
     make_streams_whole()
+    drop_remarks()
     try:
         code = app(standalone_mode=False, prog_name=_name())
     except InputError as error:
         code = _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        drop_remarks()
         code = 130
     except BrokenPipeError:
         code = _reader_gone()
@@ -140,6 +135,7 @@ def main() -> None:
             print(error.format_message())
             return
         code = _fail(_usage(error))
+    print_remarks()
     sys.exit(code or 0)
 
 
@@ -150,9 +146,9 @@ def _name() -> str:
 
 
 def _fail(message: str) -> int:
-    if sys.stderr is not None:  # None: the caller closed it
-        with suppress(OSError):
-            print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
+    """Prints the error, alone: a remark on a file is of no use beside the reason why nothing is answered."""
+    drop_remarks()
+    print_line(f"error: {message}")
     return 2
 
 

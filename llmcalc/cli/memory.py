@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
@@ -9,23 +8,24 @@ from typing import Annotated, Any
 import typer
 
 from .. import units
-from ..costs.limits import usual_sequence
-from ..costs.resident import fits
-from ..device.cluster import Cluster, worst
-from ..device.memory import memory
-from ..device.runtime import Runtime, runtime_of
-from ..device.settings import Settings, option
+from ..costs.context_length import usual_sequence
+from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
+from ..device_memory.static import fits
 from ..errors import InputError
-from ..layouts.asked import ANY, Asked, dated
-from ..layouts.nearest import with_nearest
+from ..frameworks.launch.read import read_launch
+from ..frameworks.launch.record import Launch
+from ..frameworks.ranks import Cluster, worst
+from ..frameworks.registry import framework, framework_of, launch_files, layout_of
 from ..optional import included
+from ..parallel.layout_request import ANY, Asked, dated
+from ..parallel.nearest import with_nearest
+from ..reports.cluster import report as cluster_report
+from ..reports.memory import report
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
-from ..sources.launch.launch import Launch
-from ..sources.launch.read import read_launch
 from ..sources.preset import Preset
-from ..views.cluster import report as cluster_report
-from ..views.memory import report
-from .device_options import CublasWorkspace, takes_settings
+from ..workload.setting import option
 from .hardware import accelerators, complete_name
 from .layout_options import takes_layout
 from .options import (
@@ -45,10 +45,12 @@ from .options import (
     load_one,
     show,
 )
+from .output import remark
+from .run_options import CublasWorkspace, takes_settings
 
 HARDWARE_HELP = (
-    "Does it fit on this accelerator? A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; repeatable; "
-    "common ones if not given; exit code 1 if it fits on none of those given."
+    "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
+    "repeatable. By default common ones are listed. Exit code 1 if it fits on none of those given."
 )
 
 ASSUMED = "H100"
@@ -95,8 +97,9 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file that starts a run: Megatron-LM's arguments (YAML, JSON, shell script), a torchtitan job, a "
-            "DeepSpeed, accelerate or Trainer config. It says the model, or what TARGET is trained with.",
+            help=f"The file that starts a run. {launch_files().capitalize()}. It says the model, or how TARGET is "
+            "trained.",
+            rich_help_panel="What runs",
             show_default=False,
         ),
     ] = None,
@@ -107,7 +110,13 @@ def command(
     with_towers: WithTowers = False,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=HARDWARE_HELP, autocompletion=complete_name, show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help=HARDWARE_HELP,
+            autocompletion=complete_name,
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
     notes: NotesOption = False,
@@ -135,6 +144,11 @@ def command(
             raise InputError(f"TARGET {target}: {launch} says which model it trains; expected no TARGET")
         preset = Preset(name=str(launch), model=launched.spec)
     else:
+        if target is None and launched is not None and launched.target.startswith(("$", "`")):
+            raise InputError(
+                f"{launch}: the model, '{launched.target[:80]}', is known only when the script runs; expected TARGET, "
+                "the model's name"
+            )
         target = target or (launched.target if launched is not None else "")
         if not target:
             raise InputError(
@@ -150,14 +164,14 @@ def command(
             settings,
             preset.dtype,
             included(with_mtp, with_towers),
-            preset.config,
+            preset.checkpoint,
             runtimes[0] if runtimes else runtime_of(None, cublas_workspace, expandable),
         )
         version = asked.framework_version or ""
         if launched is not None:
-            cluster = Cluster(found, launched.layout, launched.framework, version, launched.own)
+            cluster = Cluster.of(found, launched.layout, framework(launched.framework), version, launched.own)
         else:
-            cluster = Cluster(found, asked.layout(), asked.kernels(), version)
+            cluster = Cluster.of(found, layout_of(asked), framework_of(asked), version)
         spread = launched is not None or asked.anything
 
         def needed(runtime: Runtime) -> int:
@@ -180,10 +194,9 @@ def command(
     for fit in fitting if named else ():
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"
-            print(
+            remark(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and free "
-                "blocks and the CUDA context are estimates",
-                file=sys.stderr,
+                "blocks and the CUDA context are estimates"
             )
     if named and all(fit.verdict == "no" for fit in fitting):
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,22 +11,22 @@ from typing import IO, Annotated, Any, TypeAlias, get_args
 import typer
 
 from ..components.head import HeadKind
-from ..costs.limits import USUAL
+from ..costs.context_length import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
-from ..run.counting import Pairs
-from ..run.execution import AttentionImplementation
-from ..run.given import LARGEST, maybe_whole, one_of
-from ..run.recompute import MODES
+from ..reports.document import Report, fitted_to
+from ..reports.formats import WRITERS, Format
 from ..sources.names import STDIN
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
 from ..units import dtype as dtype_of
 from ..units import parse_count, parse_length
-from ..views.document import Report, fitted_to
-from ..views.formats import WRITERS, Format
-from .output import stdout, writable, written
+from ..workload.counting import Pairs
+from ..workload.execution import AttentionImplementation
+from ..workload.recompute import MODES
+from ..workload.validation import LARGEST, maybe_whole, one_of
+from .output import remark, stdout, writable, written
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -38,9 +37,9 @@ def complete_target(incomplete: str) -> list[str]:
 
 
 TARGET_HELP = (
-    "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a "
-    "config.json, a hub id (org/name) or its URL, or - for standard input. NAME?field=value overrides a field of "
-    "this target alone."
+    "A preset, .toml, config.json, hub id, or - for stdin. A preset's name or alias (llmcalc presets lists them), a "
+    "path to a .toml description or a config.json, a hub id (org/name) or its URL, or - for standard input. "
+    "NAME?field=value overrides a field of this target alone."
 )
 
 Target: TypeAlias = Annotated[
@@ -72,8 +71,9 @@ Overrides: TypeAlias = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Override a field of the spec, such as num_hidden_layers=12. Repeatable.",
+        help="Override a field, such as num_hidden_layers=12. Repeatable.",
         show_default=False,
+        rich_help_panel="Model",
     ),
 ]
 
@@ -185,7 +185,11 @@ RecomputeOption: TypeAlias = Annotated[
 HeadOption: TypeAlias = Annotated[
     HeadKind | None,
     typer.Option(
-        "--head", help="Override the head implied by `architectures` (Hugging Face configs).", show_default=False
+        "--head",
+        help="Override the head implied by `architectures` (Hugging Face configs).",
+        show_default=False,
+        rich_help_panel="Model",
+        hidden=True,
     ),
 ]
 
@@ -195,6 +199,8 @@ AllowUnknown: TypeAlias = Annotated[
     typer.Option(
         "--allow-unknown",
         help="Ignore misspelt fields and unknown sizes of a Hugging Face config.",
+        rich_help_panel="Model",
+        hidden=True,
     ),
 ]
 
@@ -272,10 +278,13 @@ def _offline(asked: bool) -> bool:
 
 
 OfflineOption: TypeAlias = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="Use cached hub files only.")
+    bool,
+    typer.Option(
+        "--offline", callback=_offline, help="Use cached hub files only.", rich_help_panel="Model", hidden=True
+    ),
 ]
 NotesOption: TypeAlias = Annotated[
-    bool, typer.Option("--notes", help="Print all notes below the tables, not only two.")
+    bool, typer.Option("--notes", help="Print all notes below the tables. Without it, two.", rich_help_panel="Output")
 ]
 TableOption: TypeAlias = Annotated[
     str | None,
@@ -284,9 +293,13 @@ TableOption: TypeAlias = Annotated[
         metavar="NAME",
         help="Table to print, if there are several; CSV holds one, by default the first.",
         show_default=False,
+        rich_help_panel="Output",
+        hidden=True,
     ),
 ]
-FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print the answer.")]
+FormatOption: TypeAlias = Annotated[
+    Format, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.", rich_help_panel="Output")
+]
 
 
 def _output(path: Path | None) -> Path | None:
@@ -305,14 +318,15 @@ Output: TypeAlias = Annotated[
         "-o",
         metavar="FILE",
         callback=_output,
-        help="Write to FILE instead of the terminal; - is the terminal.",
+        help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
+        rich_help_panel="Output",
     ),
 ]
 
 
 def _counting_in(part: OptionalPart) -> Any:
-    return typer.Option(part.option, help=f"Include {part.title} in the totals.")
+    return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
 
 
 JunitOption: TypeAlias = Annotated[
@@ -343,13 +357,13 @@ def load_one(
     allow_unknown: bool = False,
     include: frozenset[str] = frozenset(),
 ) -> Preset:
-    """A TARGET with its overrides; what its reader remarks goes to stderr, and so does a part that was asked for
-    (include) and that the model does not have.
+    """A TARGET with its overrides; what its reader remarks goes to stderr after the answer, and so does a part that was
+    asked for (include) and that the model does not have.
     """
     preset = load(target, tuple(overrides or ()), head, allow_unknown)
     absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
     for note in (*preset.notes, *(f"{part.option} changes nothing: the model has no {part.title}" for part in absent)):
-        print(f"note: {preset.name}: {note}", file=sys.stderr)
+        remark(f"note: {preset.name}: {note}")
     return preset
 
 
@@ -369,7 +383,7 @@ def show(report: Report, fmt: Format, output: Path | None, notes: bool = False, 
     if not notes and fmt in ("table", "markdown"):
         report = report.brief()
     for text in report.warnings if writer.warns_apart else ():
-        print(f"note: {text}", file=sys.stderr)
+        remark(f"note: {text}")
     with opened(output) as out:
         encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
         writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)

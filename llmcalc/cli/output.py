@@ -1,17 +1,48 @@
-"""Where answers go: stdout, or a file that appears whole or not at all."""
+"""Where answers go: stdout, or a file that appears whole or not at all. Remarks beside them go to stderr."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
-from ..errors import InputError
+from ..errors import InputError, one_line
+
+_remarks: list[str] = []
+"""Remarks of the command that runs. They wait until it has answered."""
+
+
+def remark(text: str) -> None:
+    """Keeps a note or a warning for stderr. It is printed after the answer; a command that refuses prints its error
+    alone.
+    """
+    _remarks.append(text)
+
+
+def drop_remarks() -> None:
+    """Forgets the remarks: a command begins, or it has refused."""
+    _remarks.clear()
+
+
+def print_remarks() -> None:
+    """Prints the remarks on stderr, each on one line, and forgets them."""
+    for text in _remarks:
+        print_line(text)
+    drop_remarks()
+
+
+def print_line(text: str) -> None:
+    """Prints one line on stderr, if that is open."""
+    if sys.stderr is not None:  # None: the caller closed it
+        with suppress(OSError):
+            print(one_line(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -76,18 +107,55 @@ def written(path: Path, option: str) -> Iterator[TextIOWrapper]:
             raise _unwritten(path, option, error) from None
         return
     target = path.resolve()
+    with _unwound_by_signals():
+        try:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
+        except OSError as error:
+            raise _unwritten(path, option, error) from None
+        part = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
+                yield out
+            part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that end a process without running its `finally` clauses; Ctrl-C (SIGINT) runs them."""
+
+
+class _Signalled(BaseException):
+    """One of `ENDING` has arrived. number: which one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """Runs the `finally` clauses inside it when a signal ends the process, and then lets the signal end it, so that the
+    exit status is that of the signal. Does nothing outside the main thread, where Python handles no signals.
+    """
+
+    def unwind(number: int, _: FrameType | None) -> None:
+        raise _Signalled(number)
+
+    before = {}
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
-    except OSError as error:
-        raise _unwritten(path, option, error) from None
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            yield out
-        part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-        part.replace(target)
+        for number in ENDING:
+            if signal.getsignal(number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
+                with suppress(ValueError):  # not the main thread
+                    before[number] = signal.signal(number, unwind)
+        yield
+    except _Signalled as stop:
+        signal.signal(stop.number, signal.SIG_DFL)
+        os.kill(os.getpid(), stop.number)
     finally:
-        part.unlink(missing_ok=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _unwritten(path: Path, option: str, error: OSError) -> InputError:

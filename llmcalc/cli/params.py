@@ -8,9 +8,10 @@ import typer
 from ..costs.params import params
 from ..errors import InputError
 from ..optional import OPTIONAL_PARTS, included
+from ..reports.document import Report, joined
+from ..reports.params import report
 from ..sources.names import is_checkpoint, is_hub_id
-from ..views.document import Report, joined
-from ..views.params import report
+from .layout_options import ANY_RANK, AskedRank, takes_rank
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -27,7 +28,6 @@ from .options import (
     load_one,
     show,
 )
-from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 
 @takes_rank
@@ -86,16 +86,16 @@ def _refused(why: str) -> InputError:
 
 
 def _stored(target: str) -> Report:
+    from ..reports.checkpoint import report as checkpoint_report
     from ..sources.checkpoints.read import read_checkpoint
-    from ..views.checkpoint import report as checkpoint_report
 
     return checkpoint_report(Path(target).name, read_checkpoint(Path(target)))
 
 
 def _measured(target: str) -> Report:
+    from ..reports.measured import report as measured_report
     from ..sources.hub import fetch_config
-    from ..verify.measured import measure_config
-    from ..views.measured import report as measured_report
+    from ..witnesses.measured import measure_config
 
     path = Path(target)
     if not path.exists() and is_hub_id(target):

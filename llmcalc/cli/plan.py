@@ -4,17 +4,16 @@ from typing import Annotated
 
 import typer
 
-from ..device.memory import memory
-from ..device.runtime import runtime_of
-from ..device.settings import Settings
+from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..layouts.asked import Asked
-from ..layouts.nearest import nearest_text
 from ..optional import included
+from ..parallel.layout_request import Asked
+from ..parallel.nearest import nearest_text
+from ..reports.plan import report
 from ..sources.hardware import find_hardware
 from ..studies.plan import plan_of
-from ..views.plan import report
-from .device_options import CublasWorkspace, takes_settings
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
@@ -35,6 +34,7 @@ from .options import (
     show,
     size,
 )
+from .run_options import CublasWorkspace, takes_settings
 
 
 @takes_settings
@@ -79,7 +79,7 @@ def command(
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     with about(preset):
-        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime)
         found = plan_of(one, accelerator, asked, global_batch, rows)
         none = not found.plan.feasible and found.plan.nearest is None
         answer = report(preset, found, nearest_text(preset.model, asked, one.states.workload.seq) if none else "")

@@ -7,10 +7,10 @@ import typer
 
 from ..costs.params import params
 from ..errors import InputError
+from ..reports.presets import Counted, report
 from ..sources.presets import load_preset
 from ..sources.search import search_presets
 from ..studies.selection import Selection, require_attention
-from ..views.presets import Counted, report
 from .options import (
     AttentionKind,
     Experts,

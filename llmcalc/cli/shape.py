@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..costs.limits import usual_sequence
+from ..costs.context_length import usual_sequence
 from ..errors import InputError
+from ..reports.shape import report
 from ..studies.shape import budget_for, family, proportion, standard, study
 from ..units import parse_count
-from ..views.shape import report
 from .options import (
     AllowUnknown,
     CacheDtype,

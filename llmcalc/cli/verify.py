@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..kernels.lowering import Unsupported
-from ..layouts.asked import ANY, Asked
-from ..run.layout import Layout
+from ..parallel.layout import Layout
+from ..parallel.layout_request import ANY, Asked
+from ..reports.junit import junit
+from ..reports.verify import report
+from ..simulator.lowering import Unsupported
 from ..sources.presets import model_names
-from ..verify.checks import Verdict
-from ..verify.distributed.compare import job_for, verify_distributed
-from ..verify.distributed.launch import launched, launched_rank
-from ..verify.reference import Device
-from ..verify.run import Witness, verify
-from ..views.junit import junit
-from ..views.verify import report
+from ..witnesses.checks import Verdict
+from ..witnesses.distributed.compare import job_for, verify_distributed
+from ..witnesses.distributed.launch import launched, launched_rank
+from ..witnesses.reference import Device
+from ..witnesses.run import Witness, verify
 from .layout_options import takes_layout
 from .options import (
     AllowUnknown,

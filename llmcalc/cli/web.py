@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 import webbrowser
 from functools import partial
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +17,58 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
+from .output import print_line, print_remarks, remark
 
 TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
 """Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
 
 
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; font-src 'self'; "
+    "connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
+)
+"""The Content-Security-Policy of the page: its own files, WebAssembly for Pyodide, and configs from huggingface.co. The
+page's `index.html` states it for any server; here it is a header as well, which the page's workers obey too.
+"""
+
+HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+"""Names of this machine in a request's Host header. Another name is that of a site whose address was changed to this
+machine's while a browser shows it (DNS rebinding), so that the site could read what is served here.
+"""
+
+
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder to this machine's browser, in silence. A file that was rebuilt is never answered from a cache."""
+    """Serves the files of a folder to this machine's browser, in silence. It lists no folders and follows no links that
+    lead out of the folder. A file that was rebuilt is never answered from a cache.
+    """
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
 
+    def send_head(self) -> Any:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not HOST.fullmatch(hosts[0].strip()):
+            return self._refuse(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
+        try:
+            file = self.translate_path(self.path)
+            if "\0" in file:
+                raise ValueError("a NUL in the path")
+            if os.path.isdir(file):
+                file = os.path.join(file, "index.html")
+            inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
+            found = inside and os.path.isfile(file)
+        except ValueError:  # a lone surrogate is one too
+            return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
+        return super().send_head() if found else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self.send_error(status, reason)
+
+    def list_directory(self, path: Any) -> None:
+        return self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
+        self.send_header("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -56,7 +99,7 @@ def command(
     page = _built(rebuild)
     if export is not None:
         shutil.copytree(page, export, dirs_exist_ok=True)
-        print(f"wrote {export}", file=sys.stderr)
+        remark(f"wrote {export}")
         return
     _serve(page, port, browser)
 
@@ -82,9 +125,9 @@ def _built(rebuild: bool) -> Path:
         if done.returncode:
             reason = done.stderr.strip().partition("error: ")[2] or done.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
-        print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
+        remark(done.stderr.strip().splitlines()[-1])
     elif _older(page, web):
-        print("note: the page is older than this checkout; --rebuild builds it anew", file=sys.stderr)
+        remark("note: the page is older than this checkout; --rebuild builds it anew")
     return page
 
 
@@ -101,7 +144,8 @@ def _serve(page: Path, port: int, browser: bool) -> None:
     except OSError as error:
         raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
     address = f"http://127.0.0.1:{server.server_port}/"
-    print(f"the page is at {address} (Ctrl+C ends it)", file=sys.stderr, flush=True)
+    print_remarks()
+    print_line(f"the page is at {address} (Ctrl+C ends it)")
     if browser:
         webbrowser.open(address)
     with server:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import Field, StrictBool
 
+from ..evidence import UNTESTED, Witness, by_source, by_torch
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..record import Record
@@ -106,8 +107,25 @@ Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
+BY_TORCH = by_torch("tests/simulator/test_eager.py")
+"""The witness of a part whose examples are compared with torch's own operations."""
+
+PUBLISHED = by_source(
+    "published kernels of recurrent layers (llmcalc/simulator/published)", "tests/simulator/published/test_published.py"
+)
+"""The witness of a recurrent part, which runs the kernels that a library publishes."""
+
+
 class Part(Record):
-    """The base class of every spec inside a model's spec."""
+    """The base class of every spec inside a model's spec.
+
+    noun: what it is called in an answer (class attribute).
+    witness: what its memory was compared with, by its `type` where the class has several; each class states its own,
+        and without one it is untested (class attribute).
+    """
+
+    noun: ClassVar[str] = "part"
+    witness: ClassVar[Witness | Mapping[str, Witness]] = UNTESTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +260,7 @@ class TokenMixer(Component):
         no recurrence (class attribute).
     """
 
+    noun: ClassVar[str] = "mixer"
     reads_encoder: ClassVar[bool] = False
     uncounted: ClassVar[str] = ""
 
@@ -319,6 +338,7 @@ class Network(Component):
     mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
     """
 
+    noun: ClassVar[str] = "network"
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:

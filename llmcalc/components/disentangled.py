@@ -19,8 +19,8 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.derived import Table
-from .base import Context, Flag, Kernel, Positions, StackPart, Standing
+from ..workload.derived_rows import Table
+from .base import BY_TORCH, Context, Flag, Kernel, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .position import AttentionPosition
@@ -44,6 +44,7 @@ class Disentangled(AttentionPosition):
     within_sequence: whether only distances that occur in the sequence are projected (version 1), false by default.
     """
 
+    witness = BY_TORCH
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
     label: ClassVar[str] = "disentangled"
 
@@ -123,6 +124,7 @@ class RelativeEmbedding(StackPart):
     norm: the norm on the rows, before any projection; none by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "attention"
 
     span: Positions
@@ -162,6 +164,7 @@ class SideConvolution(StackPart):
     norm: the norm on the sum, a LayerNorm by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "convolution"
 
     conv_kernel_size: Kernel

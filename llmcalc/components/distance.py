@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
+from .base import BY_TORCH, Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
 from .position import AttentionPosition, angles_of
 from .runtime import Run, vector
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class Alibi(AttentionPosition):
     """A penalty on the scores, linear in the distance, with a fixed slope per head."""
 
+    witness = BY_TORCH
     label: ClassVar[str] = "ALiBi"
 
     type: Literal["alibi"] = "alibi"
@@ -45,6 +46,7 @@ class TransformerXL(AttentionPosition):
     r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
     """
 
+    witness = BY_TORCH
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
     label: ClassVar[str] = "Transformer-XL relative"
 
@@ -63,7 +65,7 @@ class TransformerXL(AttentionPosition):
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
         """Adds the scores of the queries against every distance."""
-        from ..run.derived import Distances
+        from ..workload.derived_rows import Distances
 
         heads, dim = q.axes
         assert isinstance(heads, Axis)
@@ -112,12 +114,13 @@ class Buckets(Part):
 class LayerBias(Buckets, AttentionPosition):
     """T5's relative bias with a separate table in each layer (UMT5)."""
 
+    witness = BY_TORCH
     label: ClassVar[str] = "relative bias"
 
     type: Literal["relative_bias"] = "relative_bias"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        from ..run.derived import Table
+        from ..workload.derived_rows import Table
 
         buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
@@ -136,6 +139,7 @@ class RelativeBias(Buckets, StackPart):
     of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "attention"
 
     num_attention_heads: Heads
@@ -160,7 +164,7 @@ class RelativeBias(Buckets, StackPart):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """The table of the bias, in which the layers' attention looks up the buckets of its distances."""
-        from ..run.derived import Table
+        from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)

@@ -16,8 +16,8 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..run.rows import LOGITS, SEQUENCES, Rows
-from .base import Component, Context, Flag, Labels, Part, Width
+from ..workload.rows import LOGITS, SEQUENCES, Rows
+from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -42,6 +42,8 @@ class Transform(Part):
     norm: the norm, a LayerNorm by default.
     """
 
+    witness = BY_TORCH
+
     hidden_act: Activation = "gelu"
     bias: Flag = True
     size: Width | None = None
@@ -55,6 +57,8 @@ class LMHead(Component):
     transform: the layers before the vocabulary (BERT); none by default.
     """
 
+    witness = BY_TORCH
+    noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "lm_head"
 
     type: Literal["lm"] = "lm"
@@ -107,6 +111,8 @@ class Classifier(Component):
     transform: a linear layer, an activation and perhaps a norm before it; none by default.
     """
 
+    witness = BY_TORCH
+    noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "classifier"
 
     type: Literal["classification"] = "classification"

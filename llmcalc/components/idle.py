@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Component, Context, StackPart
+from .base import BY_TORCH, Component, Context, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class UnusedEmbedding(Component):
     BART's classes have it where encoder and decoder have separate embeddings.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE) -> Value:
@@ -45,6 +46,7 @@ class UnusedEmbedding(Component):
 class SecondStream(StackPart):
     """XLNet's initial query-stream vector (mask_emb), used only in pretraining."""
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     def source(self) -> str:

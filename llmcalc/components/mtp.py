@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
+from ..evidence import by_torch
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
-from ..run.rows import LOGITS
+from ..workload.rows import LOGITS
 from .base import Context
 from .head import LMHead
 from .norm import Norm
@@ -46,6 +47,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     """
 
+    witness = by_torch("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)

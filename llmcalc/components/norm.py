@@ -4,6 +4,7 @@ shift without normalization.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -11,9 +12,10 @@ from pydantic import Field
 
 from .. import ops
 from ..algebra import Number
+from ..evidence import Witness
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Component, Context, Flag, Real
+from .base import BY_TORCH, Component, Context, Flag, Real
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +30,8 @@ class Norm(Component):
     eps: added to the variance or the mean square, 1e-5 by default.
     """
 
+    witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
+    noun: ClassVar[str] = "norm"
     kind: ClassVar[str] = "norm"
 
     type: Literal["layernorm", "rmsnorm", "affine"]

@@ -14,8 +14,8 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.rows import SEQUENCES
-from .base import Context, Flag, Labels
+from ..workload.rows import SEQUENCES
+from .base import BY_TORCH, Context, Flag, Labels
 from .output import OutputPart
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Pooler(OutputPart):
     num_labels: the number of scores that a linear layer computes from the vector (next sentence); none by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "pooler"
 
     dense: Flag = True

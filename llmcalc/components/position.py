@@ -12,14 +12,7 @@ from pydantic import Field
 
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import (
-    HeadSizes,
-    Part,
-    Positions,
-    Real,
-    Standing,
-    Unscalable,
-)
+from .base import BY_TORCH, HeadSizes, Part, Positions, Real, Standing, Unscalable
 from .choice import PartChoice
 from .runtime import Run
 
@@ -38,6 +31,7 @@ class AttentionPosition(Part):
     label: its name in a heading (class attribute).
     """
 
+    noun: ClassVar[str] = "position"
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     by_distance: ClassVar[bool] = True
     label: ClassVar[str] = ""
@@ -75,6 +69,7 @@ class Rope(AttentionPosition):
     partial_rotary_factor: the fraction of rotated dimensions; none by default.
     """
 
+    witness = BY_TORCH
     by_distance: ClassVar[bool] = False
     label: ClassVar[str] = "RoPE"
 

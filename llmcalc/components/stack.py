@@ -18,7 +18,7 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from .base import Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
+from .base import BY_TORCH, Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
 from .choices import AnyLayer, Streams
 from .layers.block import Block, Layer, Sharing
@@ -78,6 +78,8 @@ class Stack(Component):
     second_stream: XLNet's initial query-stream vector; none by default.
     final_norm: the norm on the last layer's output; none by default.
     """
+
+    witness = BY_TORCH
 
     num_hidden_layers: Layers
     block: AnyLayer

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.derived import Multiple
-from ..run.rows import Fixed, Rows
-from .base import Component, Context, Positions, Width
+from ..workload.derived_rows import Multiple
+from ..workload.rows import Fixed, Rows
+from .base import BY_TORCH, Component, Context, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,6 +27,7 @@ class ConvStem(Component):
     max_source_positions: the number of positions; the encoder always processes all of them.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     type: Literal["convolution"] = "convolution"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import StackPart
@@ -13,6 +15,8 @@ class ResidualStreams(StackPart):
     Its reference has two methods, `to_streams` and `to_one`: the counterparts of `widened` and `narrowed` for tensors.
     Its children are registered as the stack's own.
     """
+
+    noun: ClassVar[str] = "streams"
 
     def widened(self, f: Flow, x: Value) -> Value:
         """Returns all streams. x: the input that the first layer would have without it."""

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Context, Positions, StackPart
+from .base import BY_TORCH, Context, Positions, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,6 +26,7 @@ class TokenTypes(StackPart):
     task_type_vocab_size: the number of tasks (ERNIE); none by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     type_vocab_size: Positions | None = None

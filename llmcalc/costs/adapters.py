@@ -10,7 +10,7 @@ from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
 from ..ops import Linear, ParamTensor
-from ..run.low_rank import ALL_LINEAR, PROJECTIONS, Base, Library, nf4_bytes
+from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, nf4_bytes
 from .optimizers import Held
 
 BASES: tuple[Base, ...] = get_args(Base)

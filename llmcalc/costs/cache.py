@@ -9,11 +9,11 @@ from ..errors import InputError
 from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
 from ..ops import KVCache
-from ..run.sight import Sight
-from ..run.workload import Workload
 from ..units import bits_to_bytes
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
-from .limits import check_source, longest_sequence, usual_context
+from .context_length import check_source, longest_sequence, usual_context
 from .what_if import What, what_ifs
 
 STATE = "recurrent_state"

@@ -9,13 +9,13 @@ from ..errors import InputError
 from ..flow.tree import Cost, Node, Use, by_kind
 from ..model import ModelSpec
 from ..ops import AttentionCore
-from ..run.counting import Counting, Pairs
-from ..run.execution import AttentionImplementation, Execution, LatentForm
-from ..run.recompute import recompute_of
-from ..run.rows import TOKENS
-from ..run.sight import Sight
-from ..run.workload import Phase, Workload
-from .limits import check_source, usual_sequence
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import AttentionImplementation, Execution, LatentForm
+from ..workload.recompute import recompute_of
+from ..workload.rows import TOKENS
+from ..workload.run_config import Sight
+from ..workload.workload import Phase, Workload
+from .context_length import check_source, usual_sequence
 from .recomputation import recomputed, skipped_by_early_stop
 
 

@@ -11,8 +11,8 @@ from ..flow.tree import Place, Use
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
-from ..run.recompute import NONE, Recompute, check_nodes
-from ..run.sight import Sight
+from ..workload.recompute import NONE, Recompute, check_nodes
+from ..workload.run_config import Sight
 
 SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""

@@ -16,8 +16,9 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero, times
+from ..characters import printable
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
-from ..run.sight import Sight
+from ..workload.run_config import Sight
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
 """The role of a node and of everything below it.
@@ -76,7 +77,7 @@ class Node:
 
     def __repr__(self) -> str:
         what = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return f"<Node {self.segment or 'of a model'}: {what}>"
+        return printable(f"<Node {self.segment or 'of a model'}: {what}>")
 
     @property
     def segment(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..algebra import Number
-from ..run.rows import Rows
+from ..workload.rows import Rows
 from .axis import Axis, Beside, Shape, extent
 
 

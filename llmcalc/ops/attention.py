@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, floor_div, is_zero, minimum, triangle
-from ..run.rows import TOKENS, Rows
-from ..run.sight import Sight
+from ..workload.rows import TOKENS, Rows
+from ..workload.run_config import Sight
 from .base import CACHE, FLOPS, Op
 
 

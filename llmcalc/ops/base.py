@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..algebra import Number, exact_div, times
-from ..run.sight import Sight
+from ..workload.run_config import Sight
 
 PARAMS = frozenset({"params", "active_params", "tensors"})
 BUFFERS = frozenset({"buffers"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, add
-from ..run.rows import TOKENS, Rows
-from ..run.sight import Sight
+from ..workload.rows import TOKENS, Rows
+from ..workload.run_config import Sight
 from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
-from ..run.derived import Table
-from ..run.rows import TOKENS, Rows
-from ..run.sight import Sight
+from ..workload.derived_rows import Table
+from ..workload.rows import TOKENS, Rows
+from ..workload.run_config import Sight
 from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor
 from .linear import ExpertLinear, Linear
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
-from ..run.rows import TOKENS, Rows
-from ..run.sight import Sight
+from ..workload.rows import TOKENS, Rows
+from ..workload.run_config import Sight
 from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 

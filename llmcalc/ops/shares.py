@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..algebra import Number, exact_div, floor_div
-from ..run.sight import Sight
+from ..workload.run_config import Sight
 from .linear import ExpertLinear, Linear
 from .products import IdentityExperts
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum, triangle
-from ..run.rows import TOKENS, Rows
-from ..run.sight import Sight
+from ..workload.rows import TOKENS, Rows
+from ..workload.run_config import Sight
 from .attention import AttentionCore
 from .base import CACHE, FLOPS, Op
 

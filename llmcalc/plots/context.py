@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.cache import kv
+from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, sight_of
-from ..costs.limits import longest_sequence
+from ..reports.palette import FAINT, INK, SERIES
 from ..sources.preset import Preset
-from ..views.palette import FAINT, INK, SERIES
 from .figure import STYLE, new_figure
+from .labels import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, un
         ax.plot(CONTEXTS, values, color=colour, linewidth=1.2, linestyle=":")  # past the context it was made for
         ax.plot(CONTEXTS, within, color=colour, linewidth=2)
         ax.annotate(
-            preset.display,
+            label(preset.display),
             (CONTEXTS[-1], heights[i]),
             xytext=(5, 0),
             textcoords="offset points",

@@ -1,11 +1,12 @@
-"""Where the names of points stand, so that none lies over another name or another point."""
+"""Names in pictures: as text alone, and where those of points stand, so that none lies over another name or point."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..views.palette import INK
+from ..characters import printable
+from ..reports.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 
 GAP = 6
 """Points (1/72 inch) between a point and its name."""
+
+
+def label(name: str) -> str:
+    r"""A name as matplotlib draws it: on one line, and `$` as it is (`\$`), since `$…$` is a formula to matplotlib.
+
+    A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
+    """
+    text = printable(name).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 class Box(NamedTuple):
@@ -41,7 +51,14 @@ def named(
     written: list[Annotation] = []
     for point, name in zip(at, names, strict=True):
         text = ax.annotate(
-            name, point, xytext=(GAP, 0), textcoords="offset points", va="center", ha="left", fontsize=7.5, color=INK
+            label(name),
+            point,
+            xytext=(GAP, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left",
+            fontsize=7.5,
+            color=INK,
         )
         own = ax.transData.transform(point)
         for place in ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center")):

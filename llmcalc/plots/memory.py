@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..costs.resident import Fit
-from ..device.answer import DeviceMemory
-from ..device.memory import Memory
-from ..views.memory import KIND_NAMES, PHASE_NAMES, run_text
-from ..views.palette import FAINT, INK, KINDS
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
+from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
+from ..reports.palette import FAINT, INK, KINDS
 from .figure import STYLE, new_figure
+from .labels import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
         bars(above, device, fits)
         course(below, device, fits)
         figure.suptitle(
-            f"{title}: {units.memory(device.device_bytes)} in {run_text(found.states)}",
+            f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(found.states)}",
             x=0.01,
             ha="left",
             color=INK,
@@ -81,7 +82,7 @@ def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     peak = max(range(len(values)), key=values.__getitem__)
     where = points[peak].node or PHASE_NAMES["step"]
     side: Any = "right" if peak > len(values) / 2 else "left"
-    text = f"{values[peak]:,.2f} {units.GIB.name}: {where}  "
+    text = f"{values[peak]:,.2f} {units.GIB.name}: {label(where)}  "
     ax.annotate(text, (peak, values[peak]), ha=side, va="bottom", color=INK, bbox=BEHIND)
     ax.set_xticks([])
     ax.set_ylabel(units.GIB.name)
@@ -98,7 +99,7 @@ def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, upright: bo
             continue
         if upright:
             ax.axvline(at, color=INK, linestyle="--", linewidth=1)
-            ax.text(at, -0.5, f" {fit.hardware.name}", ha="left", va="bottom", fontsize=9, color=INK)
+            ax.text(at, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
         else:
             ax.axhline(at, color=INK, linestyle="--", linewidth=1)
             ax.set_ylim(0, max(ax.get_ylim()[1], at * 1.08))

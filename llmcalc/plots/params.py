@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.params import ParameterCount
-from ..views.palette import COMPONENTS, INK, OTHER
+from ..reports.palette import COMPONENTS, INK, OTHER
 from .figure import STYLE, new_figure
+from .labels import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,16 +52,16 @@ def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
             share = size / int(count.total)
             if not share:
                 continue
-            label = None if kind in labelled else NAMES.get(kind, kind)
+            legend = None if kind in labelled else NAMES.get(kind, kind)
             labelled.add(kind)
             colour = COMPONENTS.get(kind, OTHER)
-            ax.barh(at, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=label)
+            ax.barh(at, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend)
             if share >= LEGIBLE:
                 text = f"{100 * share:.0f} %"
                 ax.text(left + share / 2, at, text, ha="center", va="center", fontsize=8.5, color=_on(colour))
             left += share
         ax.text(1.01, at, units.count(int(count.total)), va="center", fontsize=9, color=INK)
-    ax.set_yticks(range(len(counts)), [name for name, _ in counts])
+    ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)
     ax.xaxis.set_visible(False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import units
-from ..layouts.schedules import Kind, Timetable
-from ..run.layout import Layout
-from ..views import palette
-from ..views.schedule import PASSES, costs_text, kinds_of, title
+from ..parallel.layout import Layout
+from ..parallel.schedules import Kind, Timetable
+from ..reports import palette
+from ..reports.schedule import PASSES, costs_text, kinds_of, title
 from .figure import STYLE, new_figure
 
 if TYPE_CHECKING:

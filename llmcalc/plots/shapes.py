@@ -7,12 +7,12 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import units
+from ..reports.palette import COMPONENTS, FAINT, INK, SERIES
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
-from ..views.palette import COMPONENTS, FAINT, INK, SERIES
 from .figure import STYLE, new_figure, panels
-from .labels import named
+from .labels import label, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def _curves(left: Axes, right: Axes, name: str, found: Study, colour: str) -> No
         (left, [row.kv_bytes_per_token / 1024 for row in rows]),
         (right, [row.forward_flops_per_token / row.parameters for row in rows]),
     ):
-        ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=name)
+        ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=label(name))
         own = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
         for x, y in own:
             ax.plot(x, y, marker="D", markersize=9, color=colour)
@@ -137,14 +137,14 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
         at = float(q.parameters) if against == "parameters" else _year(preset.released)
         if value and at:
             kinds[q.shape.mixture_of_experts].append((at, value, preset.display))
-    for mixture, colour, label in (
+    for mixture, colour, kind in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         own = kinds[mixture]
         x, y = [one[0] for one in own], [one[1] for one in own]
         if own:
-            ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=label)
+            ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=kind)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
     else:

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InputError, shown, suggest
 from ..record import Record
-from ..units import NUMBER
+from ..units import LONGEST_NUMBER, NUMBER, exact_number
 from .files import parse_toml, read_text, validated
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
@@ -57,6 +57,12 @@ UNITS: Mapping[Kind, Mapping[str, int]] = {
 """What is counted → its units, in lower case."""
 
 EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 2e10", "bytes": "128 KiB or 24 GB"}
+
+MOST_MODELS = 1_000
+"""Largest number of models in one budget."""
+
+MOST_ACCELERATORS = 100
+"""Largest number of accelerators on which one model has to fit."""
 
 Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
@@ -156,6 +162,10 @@ def read_budget(path: Path) -> Budget:
     data = parse_toml(read_text(path), str(path))
     if not data.get("model"):
         raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
+    if isinstance(data["model"], list) and len(data["model"]) > MOST_MODELS:
+        raise InputError(
+            f"{path}: {len(data['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
+        )
     if isinstance(data["model"], dict):
         raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
     return validated(Budget, data, str(path))
@@ -198,9 +208,11 @@ def _fits(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Names of accelerators. Raises `ValueError` for none."""
+    """Names of accelerators. Raises `ValueError` for none, and for too many."""
     if not value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
+    if isinstance(value, list) and len(value) > MOST_ACCELERATORS:
+        raise ValueError(f"fits: {len(value):,} accelerators are too many; expected at most {MOST_ACCELERATORS}")
     return [value] if isinstance(value, str) else value
 
 
@@ -217,12 +229,14 @@ def _limit(where: str, given: Any, kind: Kind, operator: str, fixed: bool = Fals
     example = EXAMPLES[kind]
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise ValueError(f"{where}: {shown(given)} is no bound; expected text such as '{example}', or a whole number")
+    if isinstance(given, int) and abs(given) >= 10**LONGEST_NUMBER:
+        raise ValueError(f"{where}: {shown(given)}; expected a number of at most {LONGEST_NUMBER} digits")
     match = _BOUND.fullmatch(str(given))
     if match is None:
-        raise ValueError(f"{where}: '{given}' is no bound; expected a number with a unit, such as {example}")
+        raise ValueError(f"{where}: {shown(given)} is no bound; expected a number with a unit, such as {example}")
     if fixed and match[1]:
         raise ValueError(f"{where}: '{given}'; expected a number without {match[1]}, since the key says which side")
     factor = UNITS[kind].get(match[3].lower())
     if factor is None:
         raise ValueError(f"{where}: '{match[3]}' is no unit of it; expected a number such as {example}")
-    return {"operator": match[1] or operator, "value": Fraction(re.sub("[_,]", "", match[2])) * factor}
+    return {"operator": match[1] or operator, "value": exact_number(match[2], where) * factor}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
+from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements
 from .fields import all_field_names, field_path
 
 LARGEST_TOML = 1_000_000
@@ -24,26 +27,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
-    """Returns the text of a file of at most `limit` bytes.
+    """Returns the text of a regular file of at most `limit` bytes.
 
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
+    data = read_bytes(path, limit, f"a .{kind.lower()} file")
     try:
-        size = path.stat().st_size
-        if path.is_file() and size <= limit:
-            return path.read_bytes().decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InputError(
-            f"{path}: {getattr(error, 'strerror', None) or error}; expected a file that can be read"
-        ) from None
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; expected a .{kind.lower()} file")
-    if not path.is_file():
-        raise InputError(f"{path}: is not a regular file; expected a .{kind.lower()} file")
-    raise InputError(f"{path}: {size:,} bytes is too large for a model description (at most {limit:,})")
 
 
 def read_stdin(limit: int = LARGEST_TOML) -> str:
@@ -65,12 +58,50 @@ def read_stdin(limit: int = LARGEST_TOML) -> str:
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
+    require_few_elements(text, where, MOST_TOML_ELEMENTS)
+    _require_short_keys(text, where)
     try:
         data = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
         raise InputError(f"{where}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
         raise InputError(_too_deep(where)) from None
+    require_shallow(data, where)
+    return data
+
+
+def _require_short_keys(text: str, where: str) -> None:
+    """Raises `InputError` for dotted keys that tomllib would need too much memory for.
+
+    It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
+    """
+    dots = 0
+    for line in text.split("\n"):
+        dots += line.partition("=")[0].count(".")
+        if line.count(".") > DEEPEST and _DEEP_KEY.search(_TOML_STRING.sub('""', line)):
+            raise InputError(_too_deep(where))
+    if dots > MOST_DOTS:
+        raise InputError(f"{where}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+
+
+_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\']*\'')
+_KEY_PART = r'(?:[A-Za-z0-9_-]+|"")'
+_DEEP_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}")
+MOST_DOTS = 100_000
+"""Largest number of dots in the dotted keys of a TOML text."""
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
+    require_few_elements(text, where, MOST_JSON_ELEMENTS)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise InputError(
+            f"{where}: not valid JSON: nested too deeply, or with a number of thousands of digits"
+        ) from None
     require_shallow(data, where)
     return data
 

@@ -1,47 +1,224 @@
-"""Files as they were at a commit of a git repository."""
+"""Files as they were at a commit of a git repository.
+
+A repository's own settings can name programs that git runs: hooks, transports, pagers, file-system monitors. No file
+that this module meets may choose one, so `git` runs in the folder that holds the repository's `.git`, asks only what
+reads objects, and has the settings of `SETTINGS` and `ENVIRONMENT`. A folder of the work tree that looks like a bare
+repository is never used as one, and git's check of who owns the repository stays on. An unpacked archive may hold a
+`.git` that its author wrote and the user owns, which that check accepts; the settings here hold against it as well.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ..errors import InputError, one_line
 from .files import LARGEST_TOML
 
+LONGEST_SECONDS = 30
+"""Seconds after which a call of git is ended."""
+
+LARGEST_MESSAGE = 64_000
+"""Bytes that are read of git's messages, and of its answers other than a file."""
+
+SETTINGS = (
+    "safe.bareRepository=explicit",  # a bare repository is one only where GIT_DIR names it
+    "protocol.allow=never",
+    "core.fsmonitor=false",
+    f"core.hooksPath={os.devnull}",
+    "fetch.bundleURI=",
+)
+"""Settings of each call, which override those of the repository."""
+
+ENVIRONMENT = {
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone fetches nothing
+    "GIT_ALLOW_PROTOCOL": "",  # no transport; unlike protocol.allow, no setting of a repository overrides it
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
+}
+"""Variables of each call."""
+
+REPOSITORY_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_CONFIG",
+    "GIT_GRAFT_FILE",
+    "GIT_SHALLOW_FILE",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_CEILING_DIRECTORIES",
+)
+"""Variables that name another repository or another part of it: a git hook has them. They are not passed on, because
+the repository is the one in which the file lies. Settings of the calling user (GIT_CONFIG_GLOBAL, GIT_CONFIG_COUNT, …)
+are.
+"""
+
+
+class NoText(InputError):
+    """What is at a path at a commit is no text that could describe a model."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call of git wrote. code: its exit status."""
+
+    code: int
+    out: bytes
+    message: str
+
 
 def text_at(ref: str, path: Path, limit: int = LARGEST_TOML) -> str | None:
-    """The text of a file at a commit, a branch or a tag; None if it was not there yet. `git` is run for it.
+    """The text of a file at a commit, a branch or a tag; None if it was not there yet. `git` is run for it, in the
+    innermost folder above the file that holds a repository.
 
     limit: largest size in bytes.
-    Raises `InputError` if git is not installed, if the file's folder is in no repository, or for an unknown ref.
+    Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
+    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above the limit and
+    one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
-    folder = path.parent if path.parent.is_dir() else Path()
-    known = _git(folder, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if known.returncode:
-        inside = _git(folder, "rev-parse", "--is-inside-work-tree")
-        if inside.returncode:
-            raise InputError(f"--git {ref}: {folder} is in no git repository; expected a file of a repository")
+    file = Path(os.path.realpath(path.parent)) / path.name
+    root = repository_root(file)
+    if root is None:
+        raise InputError(
+            f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
+        )
+    _require_its_own_repository(ref, root)
+    commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if commit.code:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
-    commit = known.stdout.decode().strip()
-    name = path.name if path.parent.is_dir() else path.as_posix()
-    size = _git(folder, "cat-file", "-s", f"{commit}:./{name}")
-    if size.returncode:
+    name = file.relative_to(root).as_posix()
+    words = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
+    entry = _git(root, *words)
+    if entry.code:
+        raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
+    if not entry.out:
         return None
-    if int(size.stdout) > limit:
-        raise InputError(f"{ref}:{path}: {int(size.stdout):,} bytes; expected at most {limit:,}")
-    found = _git(folder, "cat-file", "blob", f"{commit}:./{name}")
-    if found.returncode:
-        raise InputError(f"{ref}:{path}: {one_line(found.stderr.decode(errors='replace'))}; expected a file")
+    _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
+    if kind != "blob":
+        raise NoText(f"{ref}:{path}: is a folder at that commit; expected a file")
+    if not size.isdigit():  # BAD: of a partial clone
+        raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
+    if int(size) > limit:
+        raise NoText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+    content = _git(root, "cat-file", "blob", blob, limit=limit)
+    if content.code:
+        raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
-        return found.stdout.decode()
+        return content.out.decode()
     except UnicodeDecodeError:
-        raise InputError(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
+        raise NoText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
 
-def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+def repository_root(file: Path) -> Path | None:
+    """The innermost folder above a file that holds a `.git`: a folder with a HEAD, or the file that a linked worktree
+    or a submodule has. None if there is none. file: an absolute path.
+    """
+    for folder in file.parents:
+        if os.path.isfile(folder / ".git") or os.path.lexists(folder / ".git" / "HEAD"):
+            return folder
+    return None
+
+
+def _require_its_own_repository(ref: str, root: Path) -> None:
+    """Raises `InputError` unless git finds the repository of `root` in its `.git`: where that is damaged, git would go
+    on with the folder itself as a bare repository, or with the folders above.
+    """
+    answer = _git(root, "rev-parse", "--absolute-git-dir")
+    if answer.code:
+        raise InputError(
+            f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
+            "lists those of other users)"
+        )
+    found = os.fsdecode(answer.out.removesuffix(b"\n"))
+    named = root / ".git"
     try:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, check=False)
-    except FileNotFoundError:
-        raise InputError("--git: the program git is not installed; expected it on the PATH") from None
+        if named.is_file():
+            with named.open("rb") as file:
+                named = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+        same = os.path.samefile(found, named)
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        same = False
+    if not same:
+        raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
+
+
+def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
+    """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
+
+    Raises `InputError` if git is not installed, takes longer, or writes more.
+    """
+    settings = [word for setting in SETTINGS for word in ("-c", setting)]
+    environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
+    # of a process group of its own, so that what git may have started ends with it
+    process = subprocess.Popen(
+        [program(), "--no-pager", *settings, *words],
+        cwd=root,
+        env=environment | ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+
+    def read(stream: IO[bytes], most: int) -> bytes:
+        data = stream.read(most + 1)
+        if len(data) > most:
+            _end(process)
+        return data
+
+    with process, ThreadPoolExecutor(2) as readers:
+        answer = readers.submit(read, process.stdout, limit)
+        message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
+        try:
+            out, said = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            process.wait(LONGEST_SECONDS)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise InputError(
+                f"--git: git {words[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository that git "
+                "reads faster"
+            ) from None
+        finally:
+            if process.returncode is None:
+                _end(process)
+    if len(out) > limit or len(said) > LARGEST_MESSAGE:
+        raise InputError(f"--git: git {words[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
+    lines = said.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
+    fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
+    return Answer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends git, if it still runs, and what it started."""
+    if os.name == "posix":
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def program() -> str:
+    """The path of git, from the folders of PATH that are absolute: another one would be a folder that a repository
+    may hold. Raises `InputError` if there is none.
+    """
+    for folder in os.get_exec_path():
+        found = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
+        if found is not None:
+            return found
+    raise InputError("--git: the program git is not installed; expected it on the PATH")

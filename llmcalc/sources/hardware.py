@@ -16,8 +16,8 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+from ..accelerator import Configuration, Hardware, ListedHardware
 from ..errors import InputError, suggest
-from ..hardware import Configuration, Hardware, ListedHardware
 from .files import parse_toml, read_text, validated
 from .names import plain
 from .presets import presets_dir

@@ -3,53 +3,220 @@
 
 This is the only module that uses the network, and only if no preset and no file matches. Fetched files are in the cache
 of `huggingface_hub`, and HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN work as usual. No code is ever fetched.
+
+A file's size is asked for first. What arrives is bounded in bytes, whatever the server said, and in time as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import InputError, MissingExtra
-from .checkpoints.header import Checkpoint, StoredTensor
-from .checkpoints.safetensors import parse_header
+from .bounded import read_bytes
+from .checkpoints.header import LARGEST_HEADER, Checkpoint
+from .checkpoints.safetensors import LARGEST_INDEX, join_shards, parse_header, parse_index
+from .huggingface.file import LARGEST_CONFIG
+
+CONFIG_SECONDS = 60.0
+"""Most seconds for a config, from the first request to the last byte."""
+
+HEADERS_SECONDS = 300.0
+"""Most seconds for the headers of a checkpoint."""
+
+REQUEST_SECONDS = 10
+"""Most seconds without an answer to one request."""
+
+FIRST_BYTES = 100_000
+"""Bytes of a checkpoint that are asked for first. They hold most headers."""
+
+CONNECTIONS = 8
+"""Headers that are fetched at the same time."""
+
+Result = TypeVar("Result")
 
 
 def fetch_config(target: str) -> Path:
     """Returns the path of a repository's `config.json` in the cache, and downloads it if needed.
 
-    Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available.
+    Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
+    for a file or a download that is too large or too slow.
     """
     repo, revision = _split(target)
     with _explained(target, "config.json"):
-        import huggingface_hub
-
-        name = "config.json"
-        if not isinstance(huggingface_hub.try_to_load_from_cache(repo, name, revision=revision), str):
-            # One attempt: without this a download retries an unreachable hub for half a minute.
-            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repo, name, revision=revision))
-        return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision))
+        return _in_time(lambda deadline: _download(repo, "config.json", revision, LARGEST_CONFIG), CONFIG_SECONDS)
 
 
 def fetch_headers(target: str) -> Checkpoint:
-    """Returns the tensors of a repository's safetensors weights; only the bytes of the headers are downloaded."""
+    """Returns the tensors of a repository's safetensors weights; only the bytes of the headers are downloaded.
+
+    Raises `InputError` as `fetch_config` does.
+    """
     repo, revision = _split(target)
     with _explained(target, "safetensors weights"):
-        import json
+        return _in_time(lambda deadline: _headers(repo, revision, deadline), HEADERS_SECONDS)
 
-        import huggingface_hub
 
-        found = huggingface_hub.get_safetensors_metadata(repo, revision=revision)
-        tensors: list[StoredTensor] = []
-        for name, file in found.files_metadata.items():
-            header = {
-                tensor: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
-                for tensor, info in file.tensors.items()
-            }
-            tensors += parse_header(json.dumps(header).encode(), f"{repo}/{name}").tensors
-    return Checkpoint("safetensors", tuple(tensors), dict(found.metadata or {}))
+def _in_time(work: Callable[[float], Result], seconds: float) -> Result:
+    """Returns the result of a function of its deadline. Raises `InputError` if it takes longer than `seconds`.
+
+    It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    deadline = time.monotonic() + seconds
+
+    def run() -> None:
+        try:
+            results.append(work(deadline))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise _TooMuch(f"the hub did not send all of it within {seconds:.0f} s")
+    return results[0]
+
+
+class _TooMuch(Exception):
+    """More bytes or seconds than the bound."""
+
+
+def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
+    """The path of a repository's file in the cache, which is downloaded if needed."""
+    import inspect
+
+    import huggingface_hub
+
+    cached = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
+    more: dict[str, Any] = {}
+    if not isinstance(cached, str):
+        # One attempt: without this a download retries an unreachable hub for half a minute.
+        size = huggingface_hub.get_hf_file_metadata(
+            huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
+        ).size
+        if size is not None and size > limit:
+            raise _TooMuch(f"{name} has {size:,} bytes; expected at most {limit:,}")
+        if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
+            more = {"tqdm_class": _counter(name, limit)}
+    return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **more))
+
+
+def _counter(name: str, limit: int) -> type[Any]:
+    """A progress bar that shows nothing, and stops a download of more than `limit` bytes."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counter(tqdm):
+        arrived = 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.arrived += n or 0
+            if self.arrived > limit:
+                raise _TooMuch(f"{name} has more bytes than the hub said; expected at most {limit:,}")
+            return bool(super().update(n))
+
+    return Counter
+
+
+def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
+    """The tensors of a repository: of its single file, or of the files in its index."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    def url(name: str) -> str:
+        return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
+
+    single = "model.safetensors"
+    try:
+        huggingface_hub.get_hf_file_metadata(url(single), timeout=REQUEST_SECONDS)
+    except EntryNotFoundError:
+        index = f"{single}.index.json"
+        data = read_bytes(_download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint")
+        weight_map = parse_index(data, f"{repo}/{index}")
+        texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
+        return join_shards(weight_map, lambda name, most: (texts[name], None), f"{repo}/{index}", f"{repo}/")
+    return parse_header(_fetch_all({single: url(single)}, deadline)[single], f"{repo}/{single}")
+
+
+def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
+    """File → the JSON of its header, several at a time."""
+    texts: dict[str, bytes] = {}
+    errors: list[BaseException] = []
+    waiting, lock = list(reversed(urls.items())), threading.Lock()
+
+    def work() -> None:
+        while not errors:
+            with lock:
+                if not waiting:
+                    return
+                name, url = waiting.pop()
+                left = LARGEST_HEADER - sum(map(len, texts.values()))
+            try:
+                text = _fetch_header(url, name, left, deadline)
+            except BaseException as error:
+                errors.append(error)
+                return
+            with lock:
+                texts[name] = text
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(CONNECTIONS, len(urls)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return texts
+
+
+def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
+    start = _fetch_start(url, FIRST_BYTES, deadline)
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 10 or length < 2:
+        raise InputError(f"{name}: header length {length:,}; not a safetensors checkpoint")
+    if length > most:
+        raise _TooMuch(f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers")
+    if length + 8 > len(start):
+        start = _fetch_start(url, length + 8, deadline)
+    if length + 8 > len(start):
+        raise InputError(f"{name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
+    return start[8 : length + 8]
+
+
+def _fetch_start(url: str, count: int, deadline: float) -> bytes:
+    """The first `count` bytes of a file, or all of a shorter one."""
+    from huggingface_hub import utils
+
+    library: Any = utils
+    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+    session: Any = library.get_session()
+    if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
+        with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
+            return _taken(response.status_code, response.iter_raw(), count, deadline)
+    with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
+        return _taken(response.status_code, response.iter_content(2**16), count, deadline)
+
+
+def _taken(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
+    """The first `count` bytes of an answer, whatever else the server sends."""
+    if status not in (200, 206):
+        raise OSError(f"HTTP status {status}")
+    data = bytearray()
+    for part in parts:
+        data += part
+        if len(data) >= count:
+            break
+        if time.monotonic() > deadline:
+            raise _TooMuch("the hub is too slow")
+    return bytes(data[:count])
 
 
 def _split(target: str) -> tuple[str, str | None]:
@@ -93,8 +260,10 @@ def _explained(target: str, what: str) -> Iterator[None]:
     disable_progress_bars()
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{target}: {str(error).removeprefix(f'{target}: ')}") from None
+    except _TooMuch as error:
+        raise InputError(f"{target}: {error}") from None
     except Exception as error:
         for types, why in kinds:
             if isinstance(error, types):

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from ..characters import printable
+from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
@@ -18,6 +20,7 @@ class Published(Record):
     parameters: exact parameter count of the released weights.
     parameters_note: what that count includes or excludes compared with the model's own parameters.
     nominal: the rounded figure (`8B`).
+    nominal_without_head: whether the rounded figure leaves out the model's head.
     active: active parameters of a mixture of experts, rounded.
     """
 
@@ -25,6 +28,7 @@ class Published(Record):
     parameters_difference: int = Field(default=0, strict=True)
     parameters_note: str | None = None
     nominal: str | None = None
+    nominal_without_head: bool = False
     active: str | None = None
     training_tokens: str | None = None
 
@@ -89,8 +93,15 @@ class Preset(Record):
         """The TARGET as the user wrote it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
 
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint of the Hugging Face config that the model was read from; None without one."""
+        from .huggingface.checkpoint import checkpoint_of
+
+        return None if self.config is None else checkpoint_of(self.config)
+
     def __repr__(self) -> str:
-        return f"<Preset {self.name}: {self.display}>"
+        return printable(f"<Preset {self.name}: {self.display}>")
 
     __str__ = __repr__
 

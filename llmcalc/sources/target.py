@@ -149,9 +149,9 @@ def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool
     """The description in a `config.json` or in a native description; the first character tells which it is."""
     if not text.lstrip().startswith("{"):
         return _native(text, where)
-    from .huggingface.file import described, parse_json
+    from .huggingface.file import described, parse_config
 
-    data = parse_json(text, where)
+    data = parse_config(text, where)
     try:
         return described(data, head, allow_unknown)
     except InputError as error:

@@ -5,6 +5,7 @@ A variant of a layer has only the fields that differ from the block.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,7 +31,18 @@ def dump_toml(preset: Preset) -> str:
     """Returns the description as TOML. Imports tomli-w."""
     import tomli_w
 
-    return tomli_w.dumps(description(preset))
+    return UNPRINTABLE.sub(lambda found: _escape(found[0]), tomli_w.dumps(description(preset)))
+
+
+UNPRINTABLE = re.compile(r"[^\n -~]")
+"""Characters that may have to be escaped. tomli-w leaves them as they are, all of them within quotes."""
+
+
+def _escape(character: str) -> str:
+    """A character in a quoted text: escaped (`\\u202e`) if it is not printable."""
+    if character.isprintable():
+        return character
+    return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
 def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, Any]:

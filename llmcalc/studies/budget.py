@@ -9,23 +9,22 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..accelerator import Hardware
 from ..costs.cache import kv
+from ..costs.context_length import beyond
 from ..costs.flops import flops, sight_of
-from ..costs.limits import beyond
 from ..costs.params import params
-from ..costs.resident import MemoryPhase
-from ..device.memory import memory
-from ..device.runtime import HOPPER, Runtime, runtime_of
-from ..device.settings import Settings
+from ..device_memory.cuda_runtime import HOPPER, Runtime, runtime_of
+from ..device_memory.estimate import memory
+from ..device_memory.settings import MemoryPhase, Settings
 from ..errors import InputError
-from ..hardware import Hardware
-from ..run.given import one_of
-from ..run.workload import Phase
 from ..sources.budgets import Bound, Budget, Fits, Limit, ModelBudget
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype
+from ..workload.validation import one_of
+from ..workload.workload import Phase
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def _device_bytes(preset: Preset, bound: Bound | Fits, runtime: Runtime) -> int:
         dtype=None if bound.dtype is None else dtype(bound.dtype),
         quantize=bound.quantize,
     )
-    return memory(preset.model, settings, preset.dtype, config=preset.config, runtime=runtime).device.device_bytes
+    return memory(preset.model, settings, preset.dtype, config=preset.checkpoint, runtime=runtime).device.device_bytes
 
 
 def broken(checks: Sequence[Check]) -> int:

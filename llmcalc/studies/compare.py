@@ -14,13 +14,13 @@ from ..components.base import HeadSizes, Network, TokenMixer
 from ..components.layers.block import Layer
 from ..components.stack import Stack
 from ..costs.cache import kv
+from ..costs.context_length import learned_positions
 from ..costs.flops import flops
-from ..costs.limits import learned_positions
 from ..costs.params import ParameterCount, params, total_of
 from ..errors import InputError, suggest
 from ..flow.tree import Node
 from ..model import ModelSpec
-from ..run.workload import Workload
+from ..workload.workload import Workload
 
 DENSE_BAND = (100, 130)
 """Range of h/L of most large dense decoders, rounded to a whole number.

@@ -13,10 +13,10 @@ from ..costs.flops import flops, forward_of, sight_of
 from ..costs.params import params, total_of
 from ..errors import InputError
 from ..flow.tree import Cost, Node
-from ..run.sight import Sight
 from ..sources.preset import Preset
 from ..sources.to_toml import description
 from ..units import bits_to_bytes
+from ..workload.run_config import Sight
 
 Unit: TypeAlias = Literal["parameters", "FLOPs", "bytes"]
 
@@ -119,14 +119,14 @@ def _figures(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
 
 def _memory(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     """Memory of one device; nothing where the model has a step without kernels."""
-    from ..device.memory import memory
-    from ..device.settings import Settings
+    from ..device_memory.estimate import memory
+    from ..device_memory.settings import Settings
 
     try:
         kv_dtype = None if preset.model.kind == "encoder" else dtype
         phase: Any = "prefill" if preset.model.kind == "encoder" else "inference"
         one = memory(
-            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.config
+            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
         )
         return {"weights": (one.states.weights, "bytes"), "memory in inference": (one.device.device_bytes, "bytes")}
     except InputError:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..costs.limits import learned_positions
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..device.settings import option
+from ..accelerator import Hardware
+from ..costs.context_length import learned_positions
+from ..device_memory.estimate import Memory
+from ..device_memory.simulated_run import kernel_choices
+from ..device_memory.static import Fit
 from ..errors import InputError
-from ..hardware import Hardware
-from ..run.low_rank import ALL_LINEAR
+from ..workload.lora import ALL_LINEAR
+from ..workload.setting import option
 
 MOST_BATCH = 2**20
 """The largest number of sequences that is tried."""
@@ -165,7 +166,7 @@ def _of_training(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, A
     """Changes that leave what is trained as it is, and changes of the optimizer, of formats, and of what is trained."""
     settings = memory.settings
     cheap: list[dict[str, Any]] = []
-    if settings.choices().attention != "flash":
+    if kernel_choices(settings).attention != "flash":
         cheap.append({"attn_implementation": "flash"})
     if settings.optimizer_impl != "fused":
         cheap.append({"optimizer_impl": "fused"})

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..costs.limits import learned_positions
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..hardware import Hardware
-from ..layouts.asked import Asked
-from ..layouts.search import tokens_multiple
-from ..run.layout import ImpossibleLayout, Layout
+from ..accelerator import Hardware
+from ..costs.context_length import learned_positions
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
+from ..frameworks.registry import FOR_PLANS, framework
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.layout_request import Asked
+from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed, walk_of
+from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed
 
 MOST_DEVICES = 2**16
 """The most accelerators that are tried."""
@@ -52,7 +53,7 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
-    ask = Ask(Walks(one, asked.framework or "megatron"), hardware, asked, global_batch)
+    ask = Ask(Walks(one, framework(asked.framework or FOR_PLANS)), hardware, asked, global_batch)
     planned = ask.planned(asked.devices)
     best = _best(planned)
     if best is None:
@@ -129,12 +130,12 @@ def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int
     near a line between two of these numbers: where a number on that line does not fit, the next ones keep as much free
     as it lacked, and twice that if they do not fit either.
     """
-    one, framework, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
+    one, record, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
     version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
 
     @cache
     def walked(n: int) -> int:
-        return walk_of(one.with_(**{name: n}), framework).needed(*of)[0]
+        return record.estimate(one.with_(**{name: n})).needed(*of)[0]
 
     low, high, free = (start, best.device_bytes - walked(start)), (start, 0), 0
 
@@ -150,7 +151,7 @@ def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int
         if found <= low[0]:
             break
         bytes = walked(found)
-        replay, replays = replayed(one.with_(**{name: found}), framework, version, *of), replays + 1
+        replay, replays = replayed(one.with_(**{name: found}), record, version, *of), replays + 1
         if replay > capacity:
             free = max(2 * free, replay - capacity) if high[0] > low[0] else 0
             high = found, replay - bytes

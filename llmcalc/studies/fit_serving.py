@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..costs.resident import Fit
-from ..device.memory import Memory
-from ..device.serving import check_serving, rank_memory, rank_of
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
+from ..device_memory.static import Fit
 from ..errors import InputError
-from ..hardware import Hardware
-from ..layouts.asked import Asked
-from ..layouts.divisors import divisors
-from ..layouts.search import HEADS, WIDTHS, refusal, shared_out
-from ..layouts.share import axes_of_model
-from ..run.layout import ImpossibleLayout, Layout
+from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
+from ..frameworks.registry import framework_of, layout_of
+from ..parallel.divisors import divisors
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.layout_request import Asked
+from ..parallel.rank_model import axes_of_model
+from ..parallel.search import HEADS, WIDTHS, refusal, shared_out
 from .fit import Change, Fitting, fit
 
 NODE = 8
@@ -95,8 +96,8 @@ def _layouts(one: Memory, asked: Asked, devices: int) -> Iterator[Layout]:
         split = asked.pp_layout or (None if layers % pp == 0 else shared_out(layers, pp))
         try:
             given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
-            layout = given.layout()
-            check_serving(layout, asked.kernels())
+            layout = layout_of(given)
+            check_serving(layout, framework_of(asked))
         except ImpossibleLayout:
             continue
         if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):

@@ -9,45 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any
 
-from ..device.around import around_of
-from ..device.cluster import Cluster
-from ..device.deepspeed.rank import cast
-from ..device.fsdp.training import called
-from ..device.megatron.options import settings_of
-from ..device.megatron.walk import measured
-from ..device.memory import Memory
-from ..device.walk import Bytes, Walk, alike, torch_passes
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..hardware import Hardware
-from ..layouts.asked import Asked, Framework
-from ..layouts.schedules import Timetable, pipeline, timetable
-from ..layouts.search import Search, search
-from ..run.layout import ALONE, ImpossibleLayout, Layout, Schedule
+from ..frameworks.framework import Framework
+from ..frameworks.peak_estimate import EstimateErrors, PeakEstimate, alike
+from ..frameworks.ranks import Cluster
+from ..frameworks.registry import FOR_PLANS, framework
+from ..parallel.layout import ImpossibleLayout, Layout, Schedule
+from ..parallel.layout_request import Asked
+from ..parallel.schedules import Timetable, pipeline, timetable
+from ..parallel.search import Search, search
 
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""
-
-THREADS = 2
-"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 
 RECOMPUTED = "full"
 """What `--recompute` says of every layer."""
 
 TOO_MUCH = "needs more than the usable memory"
 
-
-OVER = 1.0
-"""How much more a layout may need than the walk over its tensors says, as a share of that.
-
-The largest that was measured is 0.66, of small layers, whose blocks do not fill the allocator's segments (`python -m
-tests.studies.walk_errors` measures a grid of models, lengths and layouts).
-"""
-
-UNDER: dict[Framework, float] = {"megatron": 0.04, "torch": 0.04, "fsdp2": 0.08, "deepspeed": 0.12}
-"""How much less a layout may need than the walk says, as a share of that; as much was measured (docs/layouts.md)."""
 
 FURTHER_REPLAYS = 10
 """Layouts that are replayed at most beyond the rows, where some that were replayed do not fit."""
@@ -106,8 +90,8 @@ class Walks:
     framework: Framework
 
     @cached_property
-    def given(self) -> Walk:
-        return walk_of(self.one, self.framework)
+    def given(self) -> PeakEstimate:
+        return self.framework.estimate(self.one)
 
     @cached_property
     def recomputed(self) -> Walks:
@@ -162,9 +146,8 @@ def plan_of(
     which follows.
     """
     assert asked.devices is not None
-    framework = asked.framework or "megatron"
-    if framework == "megatron":
-        settings_of(one, ALONE, asked.framework_version or "")  # what it does not have at all
+    record = framework(asked.framework or FOR_PLANS)
+    record.check(one, asked.framework_version or "")
     use, spec = one.states, one.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
@@ -177,19 +160,19 @@ def plan_of(
     micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
     if global_batch is None:
         global_batch = micro_batch * asked.devices
-    tried = search(spec, asked.devices, global_batch, micro_batch, seq, framework, asked, node)
-    walks = walks or Walks(one, framework)
+    tried = search(spec, asked.devices, global_batch, micro_batch, seq, record.layouts, asked, node)
+    walks = walks or Walks(one, record)
     walk = walks.given
 
     def sent(layout: Layout, batches: int) -> int:
-        cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
-        return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
+        cluster = Cluster.of(one.with_(num_microbatches=batches), layout, record)
+        return sum(each.wire_bytes * each.count for each in cluster.messages_of(layout.rank(pp=0)))
 
     def replay(layout: Layout, batches: int, enough: int | None) -> int:
         worst = walk.needed(layout, batches)[1] if enough is not None else 0
-        return replayed(one, framework, asked.framework_version or "", layout, batches, worst, enough)
+        return replayed(one, record, asked.framework_version or "", layout, batches, worst, enough)
 
-    errors = Errors(UNDER[framework], OVER)
+    errors = record.estimate_errors
     found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors)
     return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
 
@@ -208,7 +191,7 @@ def replayed(
     stage: whose rank is replayed first, 0 by default. enough: where that rank needs more than so many bytes, the others
     are not replayed, and the answer is what it needs; None (default) replays all.
     """
-    cluster = Cluster(one.with_(num_microbatches=micro_batches), layout, framework, version)
+    cluster = Cluster.of(one.with_(num_microbatches=micro_batches), layout, framework, version)
     if enough is not None and layout.pp > 1:
         first = cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
         if first > enough:
@@ -216,43 +199,12 @@ def replayed(
     return cluster.peak.device.device_bytes
 
 
-def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:
+def fits(walk: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's worst rank fit."""
     try:
         return walk.needed(layout, micro_batches)[0] <= capacity
     except InputError:
         return False
-
-
-def walk_of(one: Memory, framework: Framework) -> Walk:
-    """What ranks of a framework need, without an allocator."""
-    include, each = one.states.count.include, Bytes.of(one, framework)
-    if framework == "megatron":
-        return Walk(one.spec, each, partial(measured, one), include, one.runtime.context)
-    how = one.settings.training(one.states, include)
-    beside = one.runtime.context + THREADS * one.runtime.workspace
-    trained = one.states.trained / one.states.count.total
-    ran, splits = cast(how) if framework == "deepspeed" else how, False
-    if framework == "fsdp2":
-        ran, calls = called(one.spec, how)
-        splits = calls.splits
-    around, frees = around_of(framework, how, trained, splits), not how.keeps_gradients
-    return Walk(one.spec, each, torch_passes(one.spec, ran), include, beside, around, frees, framework == "fsdp2")
-
-
-class Errors(NamedTuple):
-    """The errors of a walk, as shares of what it says. under, over: as of `UNDER` and `OVER`."""
-
-    under: float
-    over: float
-
-    def least(self, bytes: int) -> int:
-        """The least that a layout may need of which the walk says so many bytes."""
-        return bytes - int(self.under * bytes)
-
-    def most(self, bytes: int) -> int:
-        """The most that it may need."""
-        return bytes + int(self.over * bytes)
 
 
 def plan(
@@ -262,7 +214,7 @@ def plan(
     sent: Callable[[Layout, int], int],
     replayed: Callable[[Layout, int, int | None], int],
     rows: int,
-    errors: Errors,
+    errors: EstimateErrors,
 ) -> Plan:
     """Ranks layouts by the sum of their places by headroom, by communication and by bubble.
 
@@ -316,7 +268,9 @@ def plan(
     return result
 
 
-def _least(tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: Errors) -> Candidate | None:
+def _least(
+    tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: EstimateErrors
+) -> Candidate | None:
     """Of layouts that need too much, the one that needs least in a replay; None without any.
 
     What is known of the others is less than what they need, up to the walk's error. A layout that cannot be replayed

@@ -24,9 +24,9 @@ from ..costs.flops import flops
 from ..costs.params import params
 from ..errors import InputError
 from ..model import ModelSpec
-from ..run.workload import Workload
 from ..sources.files import validated
 from ..units import count
+from ..workload.workload import Workload
 from .compare import StackShape, in_dense_band, stack_shape
 from .literature import TOKENS_PER_PARAMETER, Verdicts, scaled_optimum, verdicts
 

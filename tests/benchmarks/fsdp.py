@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 
 import llmcalc
-from llmcalc.device.fold import folded, loops
-from llmcalc.device.fsdp.answer import fsdp_memory, ranks_that_differ
-from llmcalc.device.fsdp.training import record, sharding
-from llmcalc.device.training import Replayed, Training
-from llmcalc.device.unfolding import Unfolding
-from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.repeats import RECORDED
+from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.training import Training
+from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory, ranks_that_differ
+from llmcalc.frameworks.fsdp2.training import record, sharding
 from llmcalc.model import ModelSpec
-from llmcalc.run.layout import Layout
-from llmcalc.run.recompute import recompute_of
+from llmcalc.parallel.layout import Layout
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.replay_result import Replayed
+from llmcalc.workload.recompute import recompute_of
 
 from .timing import calls, line
 

@@ -6,14 +6,15 @@ import time
 from functools import partial
 
 import llmcalc
-from llmcalc.device.cluster import Cluster
-from llmcalc.device.memory import Memory, memory
-from llmcalc.device.runtime import runtime_of
-from llmcalc.device.settings import Settings
-from llmcalc.layouts.asked import Asked, Framework
-from llmcalc.run.layout import Layout
+from llmcalc.device_memory.cuda_runtime import runtime_of
+from llmcalc.device_memory.estimate import Memory, memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework as framework_named
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.layout_request import Asked
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.plan import plan_of, walk_of
+from llmcalc.studies.plan import plan_of
 
 from .timing import calls, line
 
@@ -40,7 +41,7 @@ PIPELINE = (
     Settings(phase="training", seq=8192, batch=1, num_microbatches=16),
 )
 
-REPLAYED: dict[str, tuple[Framework, str, Layout, Settings]] = {
+REPLAYED: dict[str, tuple[str, str, Layout, Settings]] = {
     "Megatron": ("megatron", *GIANT),
     "Megatron, a mixture of experts": ("megatron", *MIXTURE),
     "FSDP2": ("fsdp2", *FSDP),
@@ -58,7 +59,7 @@ def main() -> None:
         line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
-        found = Cluster(memory(llmcalc.load(name).model, settings), layout, framework)
+        found = Cluster.of(memory(llmcalc.load(name).model, settings), layout, framework)
         start = time.process_time()
         count = len(found.by_rank)
         each = (time.process_time() - start) / count
@@ -74,4 +75,4 @@ def main() -> None:
 
 def walked(one: Memory, layout: Layout) -> int:
     """The bytes of the rank that needs most."""
-    return walk_of(one, "megatron").needed(layout, 16)[0]
+    return framework_named("megatron").estimate(one).needed(layout, 16)[0]

@@ -6,15 +6,17 @@ import time
 from collections.abc import Mapping
 
 import llmcalc
-from llmcalc.device.allocator import CachingAllocator
-from llmcalc.device.answer import training_memory
-from llmcalc.device.fold import folded, loops
-from llmcalc.device.runtime import HOPPER
-from llmcalc.device.training import Replayed, Training, record, replay
-from llmcalc.device.unfolding import Unfolding
-from llmcalc.kernels.repeats import RECORDED
+from llmcalc.device_memory.cuda_runtime import HOPPER
+from llmcalc.device_memory.device_memory import training_memory
+from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
-from llmcalc.run.recompute import recompute_of
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.replay_result import Replayed
+from llmcalc.workload.recompute import recompute_of
 
 from .timing import calls, line
 

@@ -15,6 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from llmcalc.cli.web import Handler
+from tests.web.loading import settled
 
 from .timing import line
 
@@ -56,7 +57,7 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.on("request", lambda request: asked.add(request.url.removeprefix(f"{address}/") or "index.html"))
             page.goto(f"{address}/")
-            page.wait_for_function("window.llmcalc && window.llmcalc.settled", timeout=120_000)
+            settled(page)
             first.append(page.evaluate("window.llmcalc.first"))
             ready.append(page.evaluate("window.llmcalc.times.ready"))
             slider += page.evaluate(SLIDER)

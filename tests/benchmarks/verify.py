@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 import llmcalc
-from llmcalc.verify.reference import default_seq, verify_reference
+from llmcalc.witnesses.reference import default_seq, verify_reference
 
 from .timing import calls, line
 

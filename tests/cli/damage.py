@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import llmcalc
-from llmcalc.costs.limits import longest_sequence
+from llmcalc.costs.context_length import longest_sequence
 from llmcalc.errors import LONGEST_MESSAGE, InputError
 from llmcalc.sources.preset import Preset
 

@@ -6,6 +6,7 @@ The cases here are named; `test_fuzz_input.py` damages every field in every way.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from llmcalc.cli.main import COMMANDS
+from llmcalc.cli.main import COMMANDS, app
 from llmcalc.errors import LONGEST_MESSAGE
 
 Run = Callable[..., Any]
@@ -278,6 +280,11 @@ USAGE = {
     "memory llama3-8b --phase training --optimizer adamx": "--optimizer: 'adamx'",
     "memory llama3-8b --hardware h1000": "h100-sxm",
     "compare llama3-8b --sort weight": "--sort: there is no 'weight'; expected one of params",
+    "explain llama3-8b attention": "no node 'attention'. Did you mean self_attn?",
+    "explain t5-small attention": "Did you mean self_attn, cross_attn?",
+    "explain llama3-8b feed_forward": "Did you mean mlp?",
+    "memory gpt2 --phase training --framework megatron --tp 2 --pp-layout 99999999999999999999": "--pp-layout: "
+    "99999999999999999999 layers of a stage; expected at most 100,000",
     "shape": "expected a TARGET",
     "shape --params -3": "--params: '-3'",
     "shape --params nan": "--params: 'nan'",
@@ -295,6 +302,29 @@ USAGE = {
 @pytest.mark.parametrize("line", USAGE)
 def test_bad_usage(line: str, run: Run) -> None:
     refused(run(*line.split()), USAGE[line])
+
+
+RUNS = {
+    "memory": ("gpt2", "--phase", "training", "--tp", "2"),
+    "fit": ("gpt2", "--hardware", "h100", "--devices", "2"),
+    "plan": ("gpt2", "--hardware", "h100", "--devices", "2"),
+}
+
+
+@pytest.mark.parametrize("value", ["xyz", "-1", ""])
+@pytest.mark.parametrize("command", RUNS)
+def test_an_error_names_its_option_once(command: str, value: str, run: Run) -> None:
+    options = [
+        max(option.opts, key=len)
+        for option in typer.main.get_command(app).get_command(None, command).params  # type: ignore[attr-defined]
+        if option.param_type_name == "option" and not option.is_flag
+    ]
+    assert len(options) > 30
+    messages = [run(command, *RUNS[command], option, value).err for option in options]
+    assert sum(message.startswith("error: --") for message in messages) > 20
+    for message in messages:
+        assert message.count("\n") <= 1
+        assert not re.search(r"(\S+: )\1", message), message
 
 
 def test_a_witness_that_cannot_hold_the_sizes(run: Run) -> None:

@@ -33,7 +33,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.reference import verify_reference
 from tests.contracts.test_parts import around_a_model, decoder
 
 

@@ -59,7 +59,7 @@ WORDS = frozenset(
 CONTEXT_CLASSES = frozenset({"Context", "Run"})
 """Classes of the package that are not parts and give reference code its context."""
 
-FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
+FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "workload", "costs", "units"})
 """Modules of the closed form, which reference code may not use."""
 
 

@@ -23,10 +23,10 @@ from llmcalc.flow.program import Alternatives, Scope
 from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Use
 from llmcalc.flow.value import Value
-from llmcalc.run.execution import EAGER
-from llmcalc.run.rows import TOKENS
-from llmcalc.run.sight import Sight
-from llmcalc.run.workload import Workload
+from llmcalc.workload.execution import EAGER
+from llmcalc.workload.rows import TOKENS
+from llmcalc.workload.run_config import Sight
+from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import around_a_model
 
 EXAMPLES = [

@@ -83,7 +83,7 @@ CHANGES = {
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
     "A view": Change(
         {
-            "llmcalc/views/NAME.py": "depth_view.py",
+            "llmcalc/reports/NAME.py": "depth_view.py",
             "llmcalc/cli/NAME.py": "depth_command.py",
             "llmcalc/cli/main.py": (COMMANDS, '    "depth",\n'),
         },

@@ -17,7 +17,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.reference import verify_reference
 from tests.contracts.independence import faults, members, modules, parts
 
 NORM = "llmcalc.components.norm"

@@ -28,7 +28,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.reference import verify_reference
 
 HIDDEN = 24
 FEED_FORWARD = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)

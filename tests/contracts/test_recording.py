@@ -18,8 +18,8 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
-from llmcalc.formulas.symbolic import letter_of
 from llmcalc.model import ModelSpec
+from llmcalc.symbolic.symbolic import letter_of
 from tests.contracts.test_parts import around_a_model, decoder
 
 EXAMPLES = [

@@ -27,10 +27,10 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
-from llmcalc.run.derived import IMAGES, PATCHES
-from llmcalc.run.rows import Fixed
-from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.workload.derived_rows import IMAGES, PATCHES
+from llmcalc.workload.rows import Fixed
+from llmcalc.workload.workload import Workload
 from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS

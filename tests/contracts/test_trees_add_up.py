@@ -17,12 +17,12 @@ from llmcalc.costs.flops import flops, sight_of
 from llmcalc.costs.params import ParameterCount, params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
-from llmcalc.formulas.explain import explain
-from llmcalc.formulas.formulas import Setting
 from llmcalc.model import ModelSpec
+from llmcalc.reports import flops as flops_view
+from llmcalc.reports import params as params_view
 from llmcalc.sources.preset import Preset
-from llmcalc.views import flops as flops_view
-from llmcalc.views import params as params_view
+from llmcalc.symbolic.explain import explain
+from llmcalc.symbolic.formulas import Setting
 from tests.builders import family_shapes, spec_of
 
 SHAPES = dict(family_shapes())

@@ -22,8 +22,8 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
 from llmcalc.ops.base import CACHE
-from llmcalc.run.sight import Sight
-from llmcalc.verify.measure import held_bytes
+from llmcalc.witnesses.measure import held_bytes
+from llmcalc.workload.run_config import Sight
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 
 

@@ -30,9 +30,9 @@ from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.run.recompute import recompute_of
-from llmcalc.verify.counter import flop_counter
-from llmcalc.verify.variants import checkpoints
+from llmcalc.witnesses.counter import flop_counter
+from llmcalc.witnesses.variants import checkpoints
+from llmcalc.workload.recompute import recompute_of
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 

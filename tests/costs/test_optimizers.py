@@ -15,7 +15,8 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.costs.params import params
-from llmcalc.costs.resident import Setup, memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.static import memory
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, ParamTensor
@@ -142,7 +143,7 @@ def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
     ).sum().backward()
     stepped = steps(name, net, momentum=True)
 
-    setup = Setup(
+    setup = Settings(
         "training", precision="bf16", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None
     )
     use = memory(MIXTURE, setup, include=WITH_MTP)

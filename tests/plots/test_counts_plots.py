@@ -15,10 +15,10 @@ from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import new_figure, rendered
 from llmcalc.plots.labels import named
 from llmcalc.plots.params import params
+from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
 from llmcalc.studies.shape import budget_for, family, study
 from llmcalc.units import count
-from llmcalc.views import palette
 
 SMALL = ("gpt2", "mixtral-8x7b")
 

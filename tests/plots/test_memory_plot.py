@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.kernels.meter import KINDS
 from llmcalc.plots.figure import rendered
 from llmcalc.plots.memory import memory as picture
-from llmcalc.views import palette
-from llmcalc.views.memory import PHASE_NAMES
+from llmcalc.reports import palette
+from llmcalc.reports.memory import PHASE_NAMES
+from llmcalc.simulator.meter import KINDS
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from llmcalc.layouts.schedules import Costs, pipeline, timetable
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.schedules import Costs, pipeline, timetable
 from llmcalc.plots.figure import rendered
 from llmcalc.plots.schedule import schedule as picture
-from llmcalc.run.layout import Layout
-from llmcalc.views import palette
-from llmcalc.views.formats.table import render
-from llmcalc.views.schedule import PASSES, Chart, report
+from llmcalc.reports import palette
+from llmcalc.reports.formats.table import render
+from llmcalc.reports.schedule import PASSES, Chart, report
 
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 SCHEDULES = {

@@ -250,7 +250,9 @@ DAMAGED: dict[str, tuple[Config, str]] = {
         "encoder.hidden_size: 0; expected a positive whole number",
     ),
     "another name for it": ({**shapes_of("mixtral")[0], "num_local_experts": -1}, "num_local_experts: -1; expected"),
-    "a name of its family": ({**shapes_of("gpt2")[0], "n_embd": None}, "n_embd: None; expected"),
+    "a name of its family": ({**shapes_of("gpt2")[0], "n_embd": None}, "n_embd: null; expected"),
+    "null": ({**LLAMA, "hidden_size": None}, "hidden_size: null; expected a positive whole number"),
+    "true": ({**LLAMA, "hidden_size": True}, "hidden_size: true; expected a positive whole number"),
     "in a wrapper": (
         {"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}},
         "text_config.num_hidden_layers: 0; expected",

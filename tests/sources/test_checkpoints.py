@@ -27,9 +27,9 @@ from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
-from llmcalc.verify.checkpoint import match
+from llmcalc.witnesses.checkpoint import match
 from tests.builders import spec_of
-from tests.verify.test_families import SHAPES
+from tests.witnesses.test_families import SHAPES
 
 
 def test_safetensors(tmp_path: Path) -> None:

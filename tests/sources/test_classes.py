@@ -1,4 +1,6 @@
-"""The list of classes in `llmcalc/sources/huggingface/classes.json` matches the installed `transformers`."""
+"""The lists of classes in `llmcalc/sources/huggingface` match the installed `transformers`: `classes.json` of supported
+model types, `other_classes.json` of all others.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from llmcalc.sources.huggingface.registry import model_types
 from tests.builders import json_lines
 
 LIST = Path(huggingface.__path__[0]) / "classes.json"
+OTHERS = LIST.with_name("other_classes.json")
 
 
 def modeling(kind: str) -> Iterator[Any]:
@@ -44,20 +47,67 @@ def classes_of(kind: str) -> list[str]:
     )
 
 
-def written() -> str:
-    """Returns the file's text: one line per model type with a class."""
+def unsupported() -> dict[str, list[str]]:
+    """Returns the classes of every other model type, from the names that the auto classes choose by."""
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    found: dict[str, set[str]] = {}
+    for mapping, kinds in vars(modeling_auto).items():
+        if mapping.startswith("MODEL_") and mapping.endswith("_MAPPING_NAMES"):
+            for kind, names in kinds.items():
+                if kind in CONFIG_MAPPING_NAMES and kind not in model_types():
+                    found.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
+    return {kind: sorted(found[kind]) for kind in sorted(found)}
+
+
+def language_models(*tasks: str) -> list[str]:
+    """Returns the unsupported model types for which an auto class of one of these tasks has a class, sorted."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in tasks]
+    return sorted(kind for kind in unsupported() if any(isinstance(names.get(kind), str) for names in mappings))
+
+
+def bases_of(names: list[str]) -> list[str]:
+    """Returns the attribute that holds the model without a head in these classes, without the usual `model`."""
     import transformers
 
-    found = {kind: classes_of(kind) for kind in model_types()}
+    found = {getattr(getattr(transformers, name, None), "base_model_prefix", "") for name in names}
+    return sorted(found - {"model", ""})
+
+
+def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
+    """Returns a file's text: one line per model type with a class, and one per list of model types.
+
+    bases: whether it says how these classes call the model without a head.
+    """
+    import transformers
+
     named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
+    named_bases = json_lines({kind: some for kind, names in found.items() if (some := bases_of(names))}, indent="  ")
     version = json.dumps(transformers.__version__)
-    return f'{{\n  "transformers": {version},\n  "classes": {named}\n}}\n'
+    more = f',\n  "bases": {named_bases}' if bases else ""
+    more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
+    return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
+
+
+def written_others() -> str:
+    """Returns the text of `other_classes.json`."""
+    return written(
+        unsupported(),
+        causal=language_models("CAUSAL_LM"),
+        language=language_models("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM"),
+    )
 
 
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
-    assert LIST.read_text() == written(), "run python -m tests.sources.test_classes"
+    supported = {kind: classes_of(kind) for kind in model_types()}
+    assert LIST.read_text() == written(supported, bases=True), "run python -m tests.sources.test_classes"
+    assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 
 if __name__ == "__main__":
-    LIST.write_text(written())
+    LIST.write_text(written({kind: classes_of(kind) for kind in model_types()}, bases=True))
+    OTHERS.write_text(written_others())

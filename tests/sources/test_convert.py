@@ -27,15 +27,15 @@ from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical, differences
 from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
-from llmcalc.verify.measure import parameters
-from llmcalc.verify.reference import LEAST_SEQ
-from llmcalc.verify.transformers import build, verify_config
+from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.reference import LEAST_SEQ
+from llmcalc.witnesses.transformers import build, verify_config
 from tests.builders import SOME_PRESETS, sight
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 from tests.sources.test_classes import classes_of
-from tests.verify.test_families import CASES, _known
+from tests.witnesses.test_families import CASES, _known
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 

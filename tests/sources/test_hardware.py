@@ -10,8 +10,8 @@ import re
 
 import pytest
 
+from llmcalc.accelerator import ListedHardware
 from llmcalc.errors import InputError
-from llmcalc.hardware import ListedHardware
 from llmcalc.sources.files import validated
 from llmcalc.sources.hardware import COMMON_HARDWARE, configured, find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import plain, presets_dir

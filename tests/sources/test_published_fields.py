@@ -162,29 +162,22 @@ def test_a_published_field_that_says_otherwise_is_an_error(kind: str, fields: di
         read_config({**shape, **fields})
 
 
-def test_nomic_calls_its_gated_network_by_the_name_of_it() -> None:
-    """Nomic's checkpoints have GPT-2's field names, and `swiglu` as the activation."""
-    sizes = {
-        "n_embd": 32,
-        "n_head": 4,
-        "n_layer": 2,
-        "n_inner": 64,
-        "n_positions": 128,
-        "vocab_size": 96,
-        "layer_norm_epsilon": 1e-12,
-    }
-    usual = {
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 128,
-        "vocab_size": 96,
-    }
-    both = {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]}
-    assert read_config({**both, **sizes, "activation_function": "swiglu"}) == read_config(
-        {**both, **usual, "hidden_act": "silu"}
-    )
+NOMIC = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": 3072, "n_positions": 8192, "vocab_size": 30528}
+"""Sizes of nomic-embed-text-v1.5 as published: GPT-2's names, which the class of transformers does not read."""
+
+
+def test_nomics_names_must_have_the_values_that_the_class_builds() -> None:
+    """The class has other names, whose defaults are nomic-embed-text's sizes."""
+    nomic = {"model_type": "nomic_bert", "architectures": ["NomicBertModel"]}
+    table, _ = read_config({**nomic, **NOMIC, "activation_function": "swiglu", "layer_norm_epsilon": 1e-12})
+    assert table == read_config(nomic)[0]
+    assert read_config({**nomic, **NOMIC, "n_inner": 64, "intermediate_size": 64})[0] != table
+    with pytest.raises(InputError, match="n_inner: 4096; expected 3072, which is intermediate_size: the class "):
+        read_config({**nomic, **NOMIC, "n_inner": 4096})
+    with pytest.raises(InputError, match="n_inner: 3072; expected 1024, which is intermediate_size"):
+        read_config({**nomic, **NOMIC, "intermediate_size": 1024})
+    with pytest.raises(InputError, match="activation_function: 'gelu'; expected the activation of hidden_act"):
+        read_config({**nomic, **NOMIC, "activation_function": "gelu"})
 
 
 def test_zamba2s_hybrid_layers_stand_in_order() -> None:

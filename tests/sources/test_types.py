@@ -28,10 +28,12 @@ def test_a_config_without_a_model_type_is_read_by_its_class(kind: str, run: Any,
 
 
 def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None:
-    """A quantised MiniMax-M2 whose config says `mixtral`: its fields would be read as those of another model."""
-    config = {**shapes_of("minimax_m2")[0], "model_type": "mixtral"}
-    with pytest.raises(InputError, match="is a class of 'minimax_m2', but model_type says 'mixtral'"):
+    """The fields would be read as those of another model. `mixtral` is what published configs of MiniMax-M2 say."""
+    config = {**shapes_of("minimax_m2")[0], "model_type": "phimoe"}
+    with pytest.raises(InputError, match="is a class of 'minimax_m2', but model_type says 'phimoe'"):
         llmcalc.params(config)
+    named = llmcalc.params({**config, "model_type": "mixtral"})
+    assert named.total == llmcalc.params(shapes_of("minimax_m2")[0]).total
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     assert run("params", str(file)).code == 2

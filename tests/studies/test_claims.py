@@ -22,19 +22,19 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.flow.program import Step
 from llmcalc.flow.tree import Node
-from llmcalc.formulas.activations import Activations
-from llmcalc.formulas.explain import explain
-from llmcalc.formulas.formulas import Formula, Formulas, Recomputed, Setting, TrainingSetting
-from llmcalc.formulas.kept import Noted
-from llmcalc.kernels.autograd import record
-from llmcalc.kernels.tensor import BOOL, Tensor
-from llmcalc.layouts.schedules import Costs, Pipeline, pipeline, timetable
 from llmcalc.model import ModelSpec
-from llmcalc.run.layout import Layout, stages
+from llmcalc.parallel.layout import Layout, stages
+from llmcalc.parallel.schedules import Costs, Pipeline, pipeline, timetable
+from llmcalc.reports.expression import write
+from llmcalc.simulator.autograd import record
+from llmcalc.simulator.tensor import BOOL, Tensor
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
-from llmcalc.views.expression import write
+from llmcalc.symbolic.activations import Activations
+from llmcalc.symbolic.explain import explain
+from llmcalc.symbolic.formulas import Formula, Formulas, Recomputed, Setting, TrainingSetting
+from llmcalc.symbolic.saved_bytes import Noted
 from tests.builders import recorded, sight
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import llmcalc
 from llmcalc.cli.main import app
 from llmcalc.errors import InputError
+from llmcalc.reports.compare import report
+from llmcalc.reports.document import cell_text
 from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
-from llmcalc.views.compare import report
-from llmcalc.views.document import cell_text
 
 MODELS = ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "bart-large"]
 
@@ -144,6 +144,15 @@ def test_an_unknown_sort_key_lists_the_known() -> None:
     ) as caught:
         sort_order(models, "h/l")
     assert "\n" not in str(caught.value)
+
+
+def test_the_heading_of_flops_has_the_length_that_they_depend_on() -> None:
+    for words, length in ((("--seq", "512"), "512"), (("--seq", "8k"), "8,192"), ((), "2,048")):
+        for form in ("table", "markdown"):
+            assert f"FLOPs/tok at {length} " in run("gpt3-175b", *words, "--format", form)
+    many = ["gpt3-175b", *["gpt2"] * 13, "--seq", "512"]
+    assert "FLOPs/tok at 512" in run(*many, COLUMNS="120")
+    assert "flops_per_token" in run("gpt3-175b", "--format", "csv").splitlines()[0].split(",")
 
 
 def test_options_act() -> None:

@@ -125,6 +125,42 @@ def test_a_file_that_could_not_be_read_is_repaired(repository: Path, run: Any) -
     assert run("diff", "--git", "HEAD", "small/config.json").code == 2
 
 
+def test_files_that_describe_no_model_are_skipped_and_listed(repository: Path, run: Any) -> None:
+    """With --models-only, which never skips a model's config that a change has damaged."""
+    others = {"web": '{"theme": "dark"}', "list": "[1]", "comments": "// no JSON", "other": '{"model_type": "nope"}'}
+    for name, text in (others | {"large": " " * 6_000_000}).items():
+        (repository / name).mkdir()
+        (repository / name / "config.json").write_text(text)
+    (repository / "binary").mkdir()
+    (repository / "binary" / "config.json").write_bytes(b"\xff\xfe")
+    (repository / "link").mkdir()
+    (repository / "link" / "config.json").symlink_to(repository / "small" / "config.json")
+    skipped = [f"{name}/config.json" for name in (*others, "large", "binary", "link")]
+    words = ("diff", "--git", "HEAD", "--models-only", "--format")
+    code, out, err = run(*words, "json", "small/config.json", *skipped)
+    assert code == 0
+    assert json.loads(out)["changed"]
+    lines = [line for line in err.splitlines() if line.startswith("note: skipped ")]
+    assert [line.split(": ")[1] for line in lines] == [f"skipped {name}" for name in skipped]
+    assert lines[0] == "note: skipped web/config.json: has no model_type"
+    assert lines[3].startswith("note: skipped other/config.json: model_type: 'nope' is not supported")
+    assert lines[6].endswith(": is a link")
+    code, out, _ = run(*words, "markdown", "small/config.json", "web/config.json")
+    assert code == 0
+    assert out.index("small/config.json since HEAD") < out.index("Skipped: no config of a model") < out.index("| web/")
+    commit = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "-qam", "All"]
+    subprocess.run(["git", "add", "."], check=True)
+    subprocess.run(commit, check=True)
+    (repository / "web" / "config.json").unlink()
+    assert json.loads(run(*words, "json", "web/config.json", "large/config.json").out) == []
+    config = repository / "small" / "config.json"
+    for damaged in ("{", "{}", config.read_text().replace('"qwen3"', '"nope"')):
+        config.write_text(damaged)
+        assert run(*words, "json", "small/config.json").code == 2, damaged
+    assert run("diff", "--models-only", "gpt2", "qwen3-8b").code == 2
+    assert run("diff", "--git", "nowhere", "--models-only", "web/config.json").code == 2
+
+
 def test_csv_has_raw_values_and_both_targets(run: Any) -> None:
     _, out, _ = run("diff", "llama3-8b", "llama3-8b?num_hidden_layers=33", "--format", "csv")
     assert "llama3-8b → llama3-8b?num_hidden_layers=33,parameters,8030261248,8248373248,218112000,0.0271" in out

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmcalc.device.memory import memory
-from llmcalc.device.settings import Settings
-from llmcalc.hardware import Hardware
+from llmcalc.accelerator import Hardware
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.fit import fit, largest
 from tests.contracts.test_parts import decoder

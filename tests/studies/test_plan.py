@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from llmcalc import load
-from llmcalc.device.memory import memory
-from llmcalc.device.settings import Settings
-from llmcalc.layouts.asked import Asked
-from llmcalc.run.layout import Layout
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.layout_request import Asked
 from llmcalc.studies import fit_devices
 from llmcalc.studies.plan import TOO_MUCH, Candidate, Walks, bubble, ranked
 
@@ -52,8 +52,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "torch": (SMALL, "--devices", "4", "--global-batch", "12", "--framework", "torch", *SHORT),
     "uneven stages of torch": (
-        "llama3.2-1b?num_hidden_layers=7", "--devices", "4", "--pp", "4", "--global-batch", "12", "--framework",
-        "torch", *SHORT,
+        *("llama3.2-1b?num_hidden_layers=7", "--devices", "4", "--pp", "4", "--global-batch", "12"),
+        *("--framework", "torch", *SHORT),
     ),
     "fsdp2": (SMALL, "--devices", "4", "--framework", "fsdp2", *SHORT),
     "a pipeline of fsdp2": (
@@ -205,13 +205,13 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
         n: int = one.states.workload.batch
         return each * n + (beside if n > 20 else 0)
 
-    def walks(one: Any, _: Any) -> Any:
+    def estimates(one: Any) -> Any:
         return SimpleNamespace(needed=lambda *_: (each * one.states.workload.batch, 0))
 
     monkeypatch.setattr(fit_devices, "replayed", replays)
-    monkeypatch.setattr(fit_devices, "walk_of", walks)
+    record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
-    ask = fit_devices.Ask(Walks(one, "torch"), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
+    ask = fit_devices.Ask(Walks(one, record), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
     found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right

@@ -21,7 +21,6 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.run.workload import Phase
 from llmcalc.studies.rules import (
     Rule,
     Sizes,
@@ -32,6 +31,7 @@ from llmcalc.studies.rules import (
     palm_appendix_b,
     sizes,
 )
+from llmcalc.workload.workload import Phase
 from tests.contracts.test_parts import decoder, encoder_decoder
 
 

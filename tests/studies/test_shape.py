@@ -388,6 +388,20 @@ def test_literature_is_printed_where_it_is_asked_for() -> None:
     assert len(data["literature"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("args", "tokens"),
+    [
+        (("llama3-8b",), "160.61 B"),  # 20 × 8,030,261,248, the model's, not the 8.05 B of its deepest shape
+        (("--params", "8B"), "160.00 B"),
+        (("llama3-8b", "--params", "16B"), "320.00 B"),
+        (("mixtral-8x7b",), "257.60 B"),  # 20 × 12,879,925,248 active
+    ],
+)
+def test_tokens_are_those_of_the_model_or_of_the_budget(args: tuple[str, ...], tokens: str) -> None:
+    text = " ".join(run(*args, "--literature").split())
+    assert f"20 tokens per parameter are {tokens} tokens here" in text
+
+
 def test_words() -> None:
     text = " ".join(run("--params", "1B", "--notes").split())
     assert "same ratios as Llama 3 8B" in text

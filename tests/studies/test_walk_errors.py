@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmcalc.layouts.asked import Framework
-from llmcalc.studies.plan import OVER, UNDER
-from tests.studies.walk_errors import FRAMEWORKS, errors
+from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.registry import framework as framework_named
+from tests.studies.walk_errors import errors
 
 GRID = (
     ("qwen3-0.6b", 512, 16),
@@ -17,8 +17,9 @@ GRID = (
 )
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", NAMES)
 @pytest.mark.parametrize(("model", "seq", "devices"), GRID)
-def test_a_replay_needs_what_is_stated(framework: Framework, model: str, seq: int, devices: int) -> None:
+def test_a_replay_needs_what_is_stated(framework: str, model: str, seq: int, devices: int) -> None:
+    stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):
-        assert -UNDER[framework] <= error.share <= OVER, error
+        assert -stated.under <= error.share <= stated.over, error

@@ -1,11 +1,10 @@
-"""Headless Chromium, and the page that it opens, which the first process of a run builds from this checkout."""
+"""The page that headless Chromium opens, which the first process of a run builds from this checkout."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -78,18 +77,6 @@ BORROWED = """{
   };
 }"""
 """A `Worker` that is one of those that `KEEPER` keeps."""
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pip install playwright")
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("Chromium is missing: apt-get install chromium, or name one in CHROMIUM")
-    with api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ package, and how to wait for the browser.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -39,9 +40,20 @@ def bridge() -> ModuleType:
     return module(WEB / "src" / "bridge.py")
 
 
+def until(page: Any, condition: str, value: Any = None) -> None:
+    """Waits until a condition of JavaScript is true: an expression, or a function of `value`.
+
+    Playwright's own `wait_for_function` evaluates text in the page, which the page's Content-Security-Policy forbids.
+    """
+    ends = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(condition, value):
+        assert time.monotonic() < ends, condition
+        page.wait_for_timeout(50)
+
+
 def settled(page: Any) -> None:
     """Waits until the page has drawn all that was asked."""
-    page.wait_for_function("window.llmcalc && window.llmcalc.settled")
+    until(page, "window.llmcalc && window.llmcalc.settled")
 
 
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -50,7 +62,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 
 def inaccessible(page: Any) -> dict[str, list[str]]:
     """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at."""
-    page.add_script_tag(path=str(WEB / "node_modules" / "axe-core" / "axe.min.js"))
+    page.evaluate((WEB / "node_modules" / "axe-core" / "axe.min.js").read_text())  # a script tag would be refused
     found: dict[str, list[str]] = {}
     for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
         page.emulate_media(color_scheme=scheme)

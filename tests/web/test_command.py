@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
 import urllib.request
@@ -75,6 +76,76 @@ def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
         "/pyodide/pyodide.mjs": "text/javascript",
         "/pyodide/pyodide.asm.wasm": "application/wasm",
     }
+
+
+def answers(page: Path, *requests: str) -> list[tuple[int, str]]:
+    """The status and the text that the server answers to each request, sent as it stands."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(web.Handler, directory=str(page)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    found = []
+    for request in requests:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as client:
+            client.sendall(request.encode())
+            text = b""
+            while part := client.recv(65536):
+                text += part
+        head, _, body = text.decode(errors="replace").partition("\r\n\r\n")
+        found.append((int(head.split()[1]) if head else 0, body))
+    server.shutdown()
+    server.server_close()
+    return found
+
+
+def get(path: str, host: str = "127.0.0.1:8000", method: str = "GET") -> str:
+    return f"{method} {path} HTTP/1.0\r\nHost: {host}\r\n\r\n"
+
+
+def test_only_names_of_this_machine_are_hosts(page: Path) -> None:
+    """A site that points its own name at this machine would read what is served here (DNS rebinding)."""
+    ours = ("127.0.0.1:8000", "localhost:8000", "localhost", "LOCALHOST:1", "[::1]:8000")
+    others = (
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:1",
+        "",
+        "127.0.0.1@e",
+    )
+    found = answers(page, *(get("/index.html", host) for host in (*ours, *others)))
+    assert [status for status, _ in found] == [200] * len(ours) + [403] * len(others)
+    assert all("<!doctype html>" not in body for _, body in found[len(ours) :])
+    twice = "GET / HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    none = "GET / HTTP/1.0\r\n\r\n"
+    heads = get("/index.html", "evil.example", "HEAD")
+    assert [status for status, _ in answers(page, twice, none, heads)] == [403, 403, 403]
+
+
+def test_folders_are_not_listed(page: Path) -> None:
+    found = answers(page, get("/pyodide/"), get("/pyodide"), get("/pyodide/pyodide.mjs"), get("/"))
+    assert [status for status, _ in found] == [404, 404, 200, 200]
+    assert all("pyodide.mjs" not in body for _, body in found[:2])
+
+
+def test_links_do_not_lead_out_of_the_page(page: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    for name in ("index.html", "key"):
+        (secret / name).write_text("SECRET")
+    (page / "folder").symlink_to(secret)
+    (page / "file").symlink_to(secret / "key")
+    (page / "inner").mkdir()
+    (page / "inner" / "index.html").symlink_to(secret / "index.html")
+    (page / "inside").symlink_to(page / "index.html")
+    paths = ("/folder/key", "/folder/", "/file", "/inner/", "/../secret/key", "/%2e%2e/%2e%2e/secret/key", "/inside")
+    found = answers(page, *(get(path) for path in paths))
+    assert [status for status, _ in found] == [404, 404, 404, 404, 404, 404, 200]
+    assert "SECRET" not in str(found)
+
+
+def test_a_path_that_no_file_can_have_is_a_bad_request(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paths = ("/%00", "/index.html%00.js", "/pyodide%00/", "/%ed%a0%80", f"/{'a' * 5000}")
+    assert [status for status, _ in answers(page, *(get(path) for path in paths))] == [400, 400, 400, 400, 404]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken(page: Path, run: Run) -> None:

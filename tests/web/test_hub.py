@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .loading import Open, bridge, settled
+from .loading import Open, bridge, settled, until
 from .test_bridge import CONFIG
 
 pytestmark = pytest.mark.browser
@@ -79,7 +79,7 @@ def test_a_link_fetches_it_again(visit: Open) -> None:
     page = visit(live=False)
     asked = answer(page, body=json.dumps(CONFIG))
     page.evaluate("name => { location.hash = `m=${encodeURIComponent(name)}` }", f"{NAME}@main")
-    page.wait_for_function("document.querySelector('h1')?.textContent === 'some-lab/some-model'")
+    until(page, "document.querySelector('h1')?.textContent === 'some-lab/some-model'")
     settled(page)
     assert page.inner_text("#total") == total()
     assert asked == [f"https://huggingface.co/{NAME}/resolve/main/config.json"]
@@ -115,4 +115,4 @@ def test_a_link_to_what_cannot_be_fetched_says_so(visit: Open) -> None:
     page = visit(live=False, allowed="Failed to load resource")
     answer(page, 401)
     page.evaluate("name => { location.hash = `m=${encodeURIComponent(name)}` }", f"{NAME}@main")
-    page.wait_for_function("said => document.querySelector('main').innerText.includes(said)", arg=NO_REPOSITORY)
+    until(page, "said => document.querySelector('main').innerText.includes(said)", NO_REPOSITORY)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -83,21 +87,118 @@ def test_values_are_those_of_the_page() -> None:
     assert f"{int(longest[1]):,} characters" in PAGE
 
 
+def node(program: str, text: str) -> str:
+    """What a program of Node prints, which imports modules of the page by their names (`#state.js`) and reads `text`
+    from standard input.
+    """
+    path = shutil.which("node")
+    if path is None:
+        pytest.skip("Node missing, which runs the page's code: https://nodejs.org")
+    program = program.replace("#", f"{(ROOT / 'web/src').as_uri()}/")
+    program = 'import { readFileSync } from "node:fs";\nconst given = JSON.parse(readFileSync(0, "utf8"));\n' + program
+    command = [path, "--input-type=module", "-e", program]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def restored(*links: str) -> list[dict[str, Any]]:
     """The states that the page's own code makes of links, one after the other."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("Node missing, which runs the page's code: https://nodejs.org")
-    program = f"""
-        import {{ state, restore, hash }} from "{(ROOT / "web/src/state.js").as_uri()}";
-        for (const link of JSON.parse(process.argv[1])) {{
+    program = """
+        import { state, restore, hash } from "#state.js";
+        for (const link of given) {
           await restore(link);
-          console.log(JSON.stringify({{ ...state, on: state.on + 1, again: await hash() }}));
-        }}"""
-    command = [node, "--input-type=module", "-e", program, json.dumps(links)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+          console.log(JSON.stringify({ ...state, on: state.on + 1, again: await hash() }));
+        }"""
+    return [json.loads(line) for line in node(program, json.dumps(links)).splitlines()]
+
+
+def commands(*links: str) -> list[list[str] | None]:
+    """The commands that the page shows for links; None where it refuses the link."""
+    program = """
+        import { state, restore } from "#state.js";
+        import { command as counted } from "#panels/command.js";
+        import { command as trained } from "#fields.js";
+        for (const link of given) {
+          const read = await restore(link).then(() => true, () => false);
+          const both = (model) => [counted(model), trained(model, "run", "layout")];
+          console.log(JSON.stringify(read ? state.models.flatMap(both) : null));
+        }"""
+    return [json.loads(line) for line in node(program, json.dumps(links)).splitlines()]
+
+
+WORDS = (
+    "llama3-8b?title='; touch PWNED; '",
+    "llama3-8b?title=$(touch PWNED)",
+    'llama3-8b?title="`touch PWNED`"',
+    "llama3-8b;touch PWNED",
+    "llama3-8b&touch PWNED",
+    "llama3-8b#x'\"'\"'$HOME ~ !! * {a,b} \\",
+)
+
+
+def test_a_shell_reads_each_word_of_a_command_as_it_is(tmp_path: Path) -> None:
+    """The command stands beside a button that copies it, and whoever sends the link chooses the model's name."""
+    for word, made in zip(WORDS, commands(*(f"m={quote(word)}" for word in WORDS)), strict=True):
+        assert made is not None
+        for command in made:
+            function = 'llmcalc() { printf "%s\\0" "$@"; }\n'
+            ran = subprocess.run(
+                ["sh", "-c", function + command], cwd=tmp_path, capture_output=True, text=True, check=True
+            )
+            assert ran.stdout.split("\0")[:2] == ["memory", word]
+            assert shlex.split(command)[1:3] == ["memory", word]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_words_need_no_quotes() -> None:
+    made = commands("m=llama3-8b,Qwen/Qwen3-8B@main,Qwen/Qwen3-8B@refs/pr/1")[0]
+    assert made is not None
+    assert "'" not in "".join(made)
+    assert [command.split()[2] for command in made[::2]] == ["llama3-8b", "Qwen/Qwen3-8B", "Qwen/Qwen3-8B@refs/pr/1"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "org/name;touch PWNED@main",
+        "org/name@main;touch PWNED",
+        "org/name@$(touch PWNED)",
+        "org/name`x`@main",
+        "org/name/more@main",
+        "org/../name@main",
+        "../name@main",
+        "org/name@../../other/raw/main",
+        "org/name@",
+        "-o/tmp/x",
+        "--output=x",
+        "llama3-8b\x03\nid\n",
+        "llama3-8b\x1b[201~",
+        "llama3-8b\u202e",
+        "llama3-8b\u2028x",
+        "a" * 1001,
+        "",
+    ],
+)
+def test_what_can_be_no_name_of_a_model_is_refused(name: str) -> None:
+    """Options, control characters that a terminal obeys in quotes as well, and paths on the hub."""
+    assert commands(f"m={quote(name, safe='') or ','}") == [None]
+
+
+def test_the_config_of_a_link_is_bounded() -> None:
+    """300 MB of zeros deflate to a link of 400 kB."""
+    squeezer = zlib.compressobj(9, wbits=-15)
+    data = b"".join(squeezer.compress(b" " * 1_000_000) for _ in range(300)) + squeezer.flush()
+    link = "m=~" + base64.urlsafe_b64encode(data).decode().rstrip("=")
+    assert len(link) > 300_000
+    program = """
+        import { restore } from "#state.js";
+        const before = process.resourceUsage().maxRSS;
+        const refused = await restore(given).then(() => null, (error) => error.message);
+        console.log(JSON.stringify([refused, process.resourceUsage().maxRSS - before]));"""
+    refused, kilobytes = json.loads(node(program, json.dumps(link)))
+    assert refused == "more than 5000000 bytes"
+    assert kilobytes < 100_000
 
 
 def test_the_links_of_the_page_restore_what_they_say() -> None:

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
-from llmcalc.layouts.schedules import pipeline, timetable
-from llmcalc.run.layout import Layout
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.schedules import pipeline, timetable
 
 from .conftest import Question
-from .loading import WEB, Open, bridge, inaccessible, module, settled
+from .loading import WEB, Open, bridge, inaccessible, module, settled, until
 from .test_bridge import ask, printed
 
 Run = Callable[..., Any]
@@ -211,7 +211,7 @@ def test_training_memory(visit: Open, run: Run) -> None:
     first = next(one["node"] for one in memory["timeline"] if one["node"])
     assert page.inner_text("#training .moment output").endswith(f"in the forward pass, {first}")
     page.get_by_label("Recompute").first.select_option("full")
-    page.wait_for_function("window.llmcalc.training.execution.recompute === 'full'")
+    until(page, "window.llmcalc.training.execution.recompute === 'full'")
     shown(page, run, "training")
     assert "r.recompute=full" in page.url
 
@@ -233,7 +233,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Run) -> None:
     shown(page, run, "plan", at=1)
     best = page.evaluate("window.llmcalc.plan.feasible[0]")
     page.click("#cluster .plan tbody tr:first-child button")
-    page.wait_for_function("world => window.llmcalc.cluster.layout.world === world", arg=8)
+    until(page, "world => window.llmcalc.cluster.layout.world === world", 8)
     shown(page, run, "cluster")
     found = page.evaluate("window.llmcalc.cluster")
     assert found["layout"] == best["layout"]
@@ -264,7 +264,7 @@ def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open,
     assert sorted(page.evaluate("window.llmcalc.cluster.layout.pp_layout")) == [2, 2, 2, 3]
     assert "4 stages do not divide 9 layers" in page.inner_text("#cluster .instead")
     page.locator(".chip button").nth(2).click()
-    page.wait_for_function("!document.querySelector('#cluster .instead')")
+    until(page, "!document.querySelector('#cluster .instead')")
     shown(page, run, "cluster")
     assert "l." not in page.url
     page.locator(".chip button").nth(4).click()
@@ -281,7 +281,7 @@ def test_a_model_that_flash_does_not_take_goes_on_with_eager(visit: Open, run: R
     assert "flash takes no bias" in page.inner_text("#training .instead")
     assert "r.attn_implementation=eager" in page.url
     page.locator(".chip button").nth(2).click()
-    page.wait_for_function("!document.querySelector('#training .instead')")
+    until(page, "!document.querySelector('#training .instead')")
     shown(page, run, "training")
     assert "r.attn" not in page.url
 
@@ -295,7 +295,7 @@ def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
     before = page.evaluate("window.llmcalc.times.answers.length")
     page.focus("#ctx")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("before => window.llmcalc.times.answers.length > before", arg=before)
+    until(page, "before => window.llmcalc.times.answers.length > before", before)
     assert page.inner_text("#plan-status").startswith("Python is at work")
     page.get_by_role("button", name="Stop").last.click()
     page.wait_for_selector("#plan-status:empty", state="attached")
@@ -327,7 +327,7 @@ def test_the_keyboard_alone_sets_a_layout(visit: Open) -> None:
     seen(page, "cluster")
     page.get_by_label("pp", exact=True).focus()
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("window.llmcalc.cluster?.layout.pp === 2")
+    until(page, "window.llmcalc.cluster?.layout.pp === 2")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('label').textContent") == "cp"
     assert "l.pp=2" in page.url

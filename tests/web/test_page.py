@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .loading import Open, bridge, inaccessible, settled
+from .loading import Open, bridge, inaccessible, settled, until
 from .test_bridge import CONFIG
 
 pytestmark = pytest.mark.browser
@@ -43,7 +43,7 @@ def test_a_slider_changes_the_numbers(visit: Open) -> None:
     page.focus("#ctx")
     page.keyboard.press("ArrowRight")  # the keyboard alone
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('#controls output').value === '16,384 tokens'")
+    until(page, "document.querySelector('#controls output').value === '16,384 tokens'")
     settled(page)
     assert "--seq 16384" in page.inner_text("#command")
     assert page.inner_text("#cards") != before
@@ -89,7 +89,7 @@ def test_a_link_says_which_model_is_looked_at(visit: Open) -> None:
     page = visit("#m=gpt2,mixtral-8x7b&on=2&node=layers.mlp")
     assert page.inner_text("h1").startswith("Mixtral 8x7B")
     page.locator(".chip button").first.click()
-    page.wait_for_function("document.querySelector('h1').textContent.startsWith('GPT-2')")
+    until(page, "document.querySelector('h1').textContent.startsWith('GPT-2')")
     assert "on=" not in page.url
 
 
@@ -114,8 +114,8 @@ def test_the_keyboard_reaches_a_formula(visit: Open) -> None:
     page.wait_for_selector("#formula .katex")
     page.focus("#architecture [data-node='layers.0-31.mlp']")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('#node').textContent === 'layers.0-31.mlp'")
-    page.wait_for_function("document.querySelector('#formula').textContent.includes('176,160,768')")
+    until(page, "document.querySelector('#node').textContent === 'layers.0-31.mlp'")
+    until(page, "document.querySelector('#formula').textContent.includes('176,160,768')")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

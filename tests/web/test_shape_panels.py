@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.sources.presets import model_names
 
-from .loading import WEB, Open, bridge, inaccessible, module, settled
+from .loading import WEB, Open, bridge, inaccessible, module, settled, until
 from .test_bridge import CONFIG, ask, printed
 
 Run = Callable[..., Any]
@@ -118,7 +118,7 @@ def test_the_shapes_follow_a_setting(visit: Open) -> None:
     seen(page, "shape")
     page.click(".segment button:text-is('fp8') >> nth=1")
     page.locator("#shape").scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('#shape .asked').textContent.endsWith('--dtype fp8')")
+    until(page, "document.querySelector('#shape .asked').textContent.endsWith('--dtype fp8')")
     label = page.locator("#shape svg").nth(1).get_attribute("aria-label")
     own = next(one for one in ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"] if one["target"])
     assert own["kv_bytes_per_token"] == 64 * 1024
@@ -136,7 +136,7 @@ def test_all_presets_are_points_and_a_click_adds_one(visit: Open) -> None:
     assert page.locator("#presets .own").count() == 2
     box = page.locator("#presets svg >> nth=0 >> [data-preset='grok-1'] > *").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_function("document.querySelectorAll('#presets .own').length === 4")
+    until(page, "document.querySelectorAll('#presets .own').length === 4")
     settled(page)
     assert chips(page) == ["Llama 3 8B", "Grok-1"]
     assert page.inner_text("#presets-said") == "Grok-1 is added: 2 of at most 4 models."
@@ -157,19 +157,19 @@ def test_the_keyboard_goes_from_point_to_point_and_adds_one(visit: Open) -> None
     title = ask("proportions", model=name)["title"]
     assert page.inner_text("#presets-said").startswith(f"{title}: ")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelectorAll('.chip').length === 4")
+    until(page, "document.querySelectorAll('.chip').length === 4")
     settled(page)
     assert page.evaluate("document.activeElement.dataset.preset") == name
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")  # a fifth model has no room, and the panel says so
-    page.wait_for_function("document.querySelector('#presets-said').textContent.includes('4 models are shown already')")
+    until(page, "document.querySelector('#presets-said').textContent.includes('4 models are shown already')")
 
 
 @pytest.mark.browser
 def test_a_model_that_is_no_preset_has_its_place(visit: Open) -> None:
     page = visit("#m=llama3-8b,llama3-8b?num_hidden_layers=16")
     seen(page, "presets")
-    page.wait_for_function("document.querySelectorAll('#presets .own').length === 4")
+    until(page, "document.querySelectorAll('#presets .own').length === 4")
     own, half = page.locator("#presets svg >> nth=0 >> .own").all()
     up = float(own.get_attribute("cy")) - float(half.get_attribute("cy"))
     grid = [float(one.get_attribute("y")) for one in page.locator("#presets svg >> nth=0 >> text[x='36']").all()[:2]]

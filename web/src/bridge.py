@@ -14,23 +14,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llmcalc import api
-from llmcalc.costs.limits import longest_sequence
+from llmcalc.costs.context_length import longest_sequence
 from llmcalc.costs.params import params
-from llmcalc.costs.resident import Fit, fits
+from llmcalc.device_memory.static import Fit, fits
 from llmcalc.errors import InputError
+from llmcalc.reports.document import Report, Table, cell_text
+from llmcalc.reports.formats.plain import json_text
+from llmcalc.reports.summary import headline, norm_place
 from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from llmcalc.sources.names import hub_id_of, is_hub_id
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
-from llmcalc.views.document import Report, Table, cell_text
-from llmcalc.views.formats.plain import json_text
-from llmcalc.views.summary import headline, norm_place
 
 if TYPE_CHECKING:
-    from llmcalc.device.cluster import Cluster
-    from llmcalc.layouts.asked import Asked
+    from llmcalc.frameworks.ranks import Cluster
+    from llmcalc.parallel.layout_request import Asked
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""
@@ -135,7 +135,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str, Any]:
-    from llmcalc.views.memory import report
+    from llmcalc.reports.memory import report
 
     preset = _loaded(model)
     settings: dict[str, Any] = {"dtype" if weights in FLOATS else "quantize": weights, "batch": batch, "seq": seq}
@@ -161,8 +161,8 @@ def _about(preset: Preset) -> Iterator[None]:
 
 
 def training(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `llmcalc memory --phase training`. settings: fields of `llmcalc.device.settings.Settings`."""
-    from llmcalc.views.memory import report
+    """The document of `llmcalc memory --phase training`. settings: fields of `llmcalc.device_memory.settings.Settings`."""
+    from llmcalc.reports.memory import report
 
     preset = _loaded(json.dumps(request["model"]))
     with _about(preset):
@@ -173,17 +173,18 @@ def training(request: dict[str, Any]) -> dict[str, Any]:
 
 def cluster(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training` on many devices, and the timetable of its pipeline, if it has
-    one that can be drawn. layout: fields of `llmcalc.layouts.asked.Asked`.
+    one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.Asked`.
     """
-    from llmcalc.device.cluster import Cluster, worst
-    from llmcalc.layouts.nearest import with_nearest
-    from llmcalc.views.cluster import report
+    from llmcalc.frameworks.ranks import Cluster, worst
+    from llmcalc.frameworks.registry import framework_of, layout_of
+    from llmcalc.parallel.nearest import with_nearest
+    from llmcalc.reports.cluster import report
 
     preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
     seq = request["settings"].get("seq")
     with _about(preset), with_nearest(preset.model, asked, seq):
         one = api.memory(preset, "training", **request["settings"])
-        run = Cluster(one, asked.layout(), asked.kernels(), asked.framework_version or "")
+        run = Cluster.of(one, layout_of(asked), framework_of(asked), asked.framework_version or "")
         needed = worst(run.on(one.runtime)).device.device_bytes
         found = document(report(preset, run, _common(needed), ASSUMED))
     return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
@@ -191,12 +192,12 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
-    from llmcalc.device.memory import memory as on_one_device
-    from llmcalc.device.runtime import runtime_of
-    from llmcalc.device.settings import settings_of
-    from llmcalc.layouts.nearest import nearest_text
+    from llmcalc.device_memory.cuda_runtime import runtime_of
+    from llmcalc.device_memory.estimate import memory as on_one_device
+    from llmcalc.device_memory.settings import settings_of
+    from llmcalc.parallel.nearest import nearest_text
+    from llmcalc.reports.plan import report
     from llmcalc.studies.plan import plan_of
-    from llmcalc.views.plan import report
 
     preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
     settings = settings_of(phase="training", **request["settings"])
@@ -216,7 +217,7 @@ def _common(needed: int) -> Sequence[Fit]:
 
 
 def _asked(layout: dict[str, Any]) -> Asked:
-    from llmcalc.layouts.asked import Asked
+    from llmcalc.parallel.layout_request import Asked
 
     stages = layout.get("pp_layout")
     return Asked(**layout | {"pp_layout": None if stages is None else tuple(stages)})
@@ -224,8 +225,8 @@ def _asked(layout: dict[str, Any]) -> Asked:
 
 def _timetable(run: Cluster) -> dict[str, Any] | None:
     """What each rank of the pipeline runs, and when; None without a pipeline, and where it runs too many passes."""
-    from llmcalc.layouts.schedules import pipeline, timetable
-    from llmcalc.views.schedule import data
+    from llmcalc.parallel.schedules import pipeline, timetable
+    from llmcalc.reports.schedule import data
 
     layout = run.layout
     if layout.pp == 1 or layout.pp * layout.vpp * run.micro_batches > MOST_PASSES:
@@ -235,10 +236,10 @@ def _timetable(run: Cluster) -> dict[str, Any] | None:
 
 def explain(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc explain` for one node; needs SymPy."""
-    from llmcalc.formulas.explain import explain as explained
-    from llmcalc.formulas.formulas import Setting
+    from llmcalc.reports.explain import report
+    from llmcalc.symbolic.explain import explain as explained
+    from llmcalc.symbolic.formulas import Setting
     from llmcalc.units import dtype
-    from llmcalc.views.explain import report
 
     preset = _loaded(json.dumps(request["model"]))
     setting = Setting(seq=request["ctx"], pairs="full", dtype=dtype(request["kv"]))
@@ -257,9 +258,9 @@ def _table(table: Table) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _shape(model: str, seq: int, kv: str) -> dict[str, Any]:
+    from llmcalc.reports.shape import report
     from llmcalc.studies.compare import DENSE_BAND
     from llmcalc.studies.shape import budget_for, family, study
-    from llmcalc.views.shape import report
 
     preset = _loaded(model)
     own = preset.model

@@ -2,6 +2,7 @@
 import { h } from "./dom.js";
 import { integer } from "./format.js";
 import { FIELDS, options } from "./run.js";
+import { commandLine } from "./shell.js";
 import { state, target } from "./state.js";
 
 let styled = null;
@@ -74,4 +75,4 @@ export function line() {
 }
 
 /** `llmcalc memory TARGET --phase training …` with the options of these groups. */
-export const command = (model, ...groups) => `llmcalc memory ${target(model)} --phase training ${options(state, ...groups)}`;
+export const command = (model, ...groups) => commandLine("llmcalc", "memory", target(model), "--phase", "training", ...options(state, ...groups));

@@ -1,4 +1,5 @@
 // A model's config.json from Hugging Face, which the browser fetches itself. Nothing else on the page asks another site.
+import { LARGEST_CONFIG, readBytes } from "./bounded.js";
 import { Refused } from "./python.js";
 
 const PATIENCE = 20_000; // ms; a site that is blocked may never answer
@@ -18,9 +19,10 @@ export async function config(hub, revision) {
   try {
     const answer = await fetch(`https://huggingface.co/${hub}/resolve/${encodeURIComponent(revision)}/config.json`, { signal: AbortSignal.timeout(PATIENCE) });
     if (!answer.ok) throw new Refused(`${name}: ${wrong(answer.status, answer.headers.get("X-Error-Code"))}`);
-    return await answer.text();
+    return new TextDecoder().decode(await readBytes(answer.body, LARGEST_CONFIG));
   } catch (error) {
     if (error instanceof Refused) throw error;
+    if (error instanceof RangeError) throw new Refused(`${name}: its config.json has ${error.message}; expected at most ${LARGEST_CONFIG}`);
     throw new Refused(`${name}: huggingface.co could not be reached; paste its config.json here`);
   }
 }

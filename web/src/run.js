@@ -49,12 +49,12 @@ const said = (settings, group) => Object.entries(FIELDS[group]).filter(([name, f
 /** What Python is given of these groups: every field that is not as usual. */
 export const request = (settings, ...groups) => Object.fromEntries(groups.flatMap((group) => said(settings, group).map(([name]) => [name, settings[group][name]])));
 
-/** The same as options. */
-export const options = (settings, ...groups) => groups.flatMap((group) => said(settings, group).map(([name, { option, word }]) => {
+/** The same as options: words of a command. */
+export const options = (settings, ...groups) => groups.flatMap((group) => said(settings, group).flatMap(([name, { option, word }]) => {
   const value = settings[group][name];
-  if (word) return `${option} ${word(value)}`;
+  if (word) return [option, word(value)];
   return value ? option : `--no-${option.slice(2)}`;
-})).join(" ");
+}));
 
 /** What the link says of them: what somebody has changed. */
 export const linked = (settings) => Object.entries(FIELDS).flatMap(([group, fields]) => Object.entries(fields).filter(([name, { start }]) => !same(settings[group][name], start))

@@ -3,6 +3,7 @@
 // A model is {preset}, {hub, revision, config} or {config}. In a link a preset is its name, a model of the hub its id
 // with an @ (the page fetches the config again), and a pasted config is the config itself, compressed.
 
+import { LARGEST_CONFIG, readBytes } from "./bounded.js";
 import { linked, starts, unlinked } from "./run.js";
 
 export const MOST = 4; // models beside one another
@@ -15,8 +16,7 @@ export const CACHES = ["bf16", "fp8", "int4"];
 const TOO_LONG = 8000; // characters of a link; longer ones are cut by chats and mail
 
 async function through(stream, bytes) {
-  const out = new Blob([bytes]).stream().pipeThrough(stream);
-  return new Uint8Array(await new Response(out).arrayBuffer());
+  return readBytes(new Blob([bytes]).stream().pipeThrough(stream), LARGEST_CONFIG);
 }
 
 async function packed(text) {
@@ -32,9 +32,9 @@ async function unpacked(text) {
 /** What bridge.py is given for a model. */
 export const asked = (model) => model.preset ?? { config: model.config, name: model.hub ?? "config.json" };
 
-/** What the command line is given for it. */
+/** The TARGET of the command line for it, before it is quoted for a shell. */
 export const target = (model) => {
-  if (model.preset) return /[?&*[\]]/.test(model.preset) ? `'${model.preset}'` : model.preset;
+  if (model.preset) return model.preset;
   if (model.hub) return model.revision === "main" ? model.hub : `${model.hub}@${model.revision}`;
   return "config.json";
 };
@@ -54,7 +54,21 @@ export async function hash() {
 
 const within = (text, least, most, otherwise) => (/^\d+$/.test(text ?? "") && +text >= least && +text <= most ? +text : otherwise);
 
-/** Sets the state from the part of a link after #. Returns the hub ids whose configs are to be fetched. */
+// Forms of the names in a link. A command line would take a name that begins with - as an option, and a terminal obeys
+// control characters (Cc, Cf), in quotes as well.
+const PRESET = /^[A-Za-z0-9][^\p{C}\p{Zl}\p{Zp}]{0,999}$/u;
+const HUB = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}\/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$/;
+const REVISION = /^(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$/;
+
+/** The model that a name in a link stands for. Throws where it can be no name. */
+function named(name) {
+  const at = name.lastIndexOf("@");
+  const model = at > 0 && name.includes("/") ? { hub: name.slice(0, at), revision: name.slice(at + 1) } : { preset: name };
+  if (!(model.hub ? HUB.test(model.hub) && REVISION.test(model.revision) : PRESET.test(name))) throw new Error("no name of a model");
+  return model;
+}
+
+/** Sets the state from the part of a link after #. Throws where a model of the link can be none. */
 export async function restore(text) {
   const given = Object.fromEntries(text.split("&").map((part) => part.split(/=(.*)/s).slice(0, 2)));
   state.ctx = within(given.ctx, 1, 2 ** 24, 8192);
@@ -71,7 +85,6 @@ export async function restore(text) {
       state.models.push({ config: await unpacked(one.slice(1)) });
       continue;
     }
-    const name = decodeURIComponent(one), at = name.lastIndexOf("@");
-    state.models.push(at > 0 && name.includes("/") ? { hub: name.slice(0, at), revision: name.slice(at + 1) } : { preset: name });
+    state.models.push(named(decodeURIComponent(one)));
   }
 }

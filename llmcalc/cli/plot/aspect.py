@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ...costs.limits import usual_sequence
+from ...costs.context_length import usual_sequence
 from ...plots.figure import needs_matplotlib
 from ...sources.presets import model_names
 from ...studies.compare import quantities

@@ -4,13 +4,12 @@ from typing import Annotated
 
 import typer
 
-from ...costs.resident import Fit
-from ...device.memory import memory
-from ...device.runtime import runtime_of
-from ...device.settings import Settings
+from ...device_memory.cuda_runtime import runtime_of
+from ...device_memory.estimate import memory
+from ...device_memory.settings import Settings
+from ...device_memory.static import Fit
 from ...optional import included
 from ...plots.figure import needs_matplotlib
-from ..device_options import CublasWorkspace, takes_settings
 from ..hardware import accelerators, complete_name
 from ..options import (
     AllowUnknown,
@@ -23,6 +22,7 @@ from ..options import (
     about,
     load_one,
 )
+from ..run_options import CublasWorkspace, takes_settings
 from .files import Picture, write
 
 
@@ -57,6 +57,8 @@ def command(
     named = accelerators(hardware)
     runtime = runtime_of(named[0] if named else None, cublas_workspace, settings.allocator == "expandable")
     with about(preset):
-        found = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        found = memory(
+            preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime
+        )
         figure = picture(preset.display, found, [Fit(one, found.device.device_bytes) for one in named])
     write(figure, output)

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError
-from ...layouts.schedules import pipeline, timetable
+from ...parallel.layout import Layout, Schedule
+from ...parallel.schedules import pipeline, timetable
 from ...plots.figure import needs_matplotlib
-from ...run.layout import Layout, Schedule
 from ..options import show, size
 from .files import picture_file, write
 
@@ -52,7 +52,7 @@ def command(
         )
     found = timetable(pipeline(layout, num_microbatches))
     if output is None:
-        from ...views.schedule import report
+        from ...reports.schedule import report
 
         show(report(layout, found), "table", None, notes=True)
         return

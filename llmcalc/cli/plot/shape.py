@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ...costs.limits import usual_sequence
+from ...costs.context_length import usual_sequence
 from ...plots.figure import needs_matplotlib
 from ...studies.shape import budget_for, family, study
 from ..options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, Targets, about, load_one

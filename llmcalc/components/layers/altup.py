@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import Component, Context, LaurelRank
+from ..base import BY_TORCH, Component, Context, LaurelRank
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
@@ -40,6 +40,7 @@ class AltUp(ResidualStreams):
     altup_num_inputs: the number of streams.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "streams"
 
     type: Literal["altup"] = "altup"
@@ -92,6 +93,7 @@ class AltUpLayer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding.
     """
 
+    witness = BY_TORCH
     alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"

@@ -3,10 +3,13 @@
 Placement of the norms:
 - `post`: after the residual addition (Vaswani 2017);
 - `pre`: before each sublayer (Baevski & Auli 2018; Xiong 2020, arXiv:2002.04745);
-- `sandwich`: before each sublayer and on its output (Ding 2021, CogView; Gemma 2);
-- `output`: on the sublayer's output only, before the residual addition (OLMo 2, arXiv:2501.00656).
-In a `parallel` block, attention and feed-forward read the same input, through one shared norm (GPT-J, PaLM, Falcon-7B,
-Command-R) or through one norm each (GPT-NeoX, Falcon-40B).
+- `sandwich`: before each sublayer and on its output (CogView: Ding 2021, arXiv:2105.13290; Gemma 2; named Peri-LN in
+  Kim 2025, arXiv:2502.02732);
+- `output`: on the sublayer's output only, before the residual addition (OLMo 2, arXiv:2501.00656; as res-post-norm in
+  Swin Transformer V2: Liu 2021, arXiv:2111.09883).
+In a `parallel` block, attention and feed-forward read the same input, through one shared norm (GPT-J; PaLM, Falcon-7B,
+Command-R) or through one norm each (GPT-NeoX: Black 2022, arXiv:2204.06745; Falcon-40B). A layer of a recurrence alone
+is that of the recurrence's paper (Mamba), and so is one with two parts of one paper (RWKV).
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ...run.rows import SOURCE
-from ..base import Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
+from ...workload.rows import SOURCE
+from ..base import BY_TORCH, Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -38,6 +41,21 @@ AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
+
+
+PLACEMENTS: Mapping[str, str] = {
+    "post": "Vaswani et al. 2017, §3.1",
+    "pre": "Xiong et al. 2020",
+    "sandwich": "Ding et al. 2021 (CogView)",
+    "output": "Walsh et al. 2025 (OLMo 2)",
+}
+"""Placement of the norms → its source."""
+
+PARALLEL: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
+"""Norms of a parallel layer → its source."""
+
+SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
+"""What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,7 @@ class Layer(Component):
     shares_all: whether layers of this kind that share parameters share all of them (class attribute).
     """
 
+    noun: ClassVar[str] = "layer"
     plain: ClassVar[bool] = True
     alone: ClassVar[bool] = True
     shares_all: ClassVar[bool] = True
@@ -157,12 +176,14 @@ class Block(Layer):
 
     input_norm: the norm on the residual stream before anything else (RWKV's first layer); none by default.
     cross_attention: attention to an encoder's output; none by default.
-    residual_scale: true scales and shifts the sublayer's output and the residual before adding them (ZAYA1). `stream`
+    residual_scale: true scales and shifts the sublayer's output and the residual before adding them (ZAYA1). `residual`
         only scales the residual (Doge). `output` only scales the sublayer's output (LayerScale: Touvron 2021,
         arXiv:2103.17239; InternVL). False by default.
     idle_cross_attention: whether cross-attention has parameters but never runs, for lack of an encoder (the decoders of
         BART and related models alone); false by default.
     """
+
+    witness = BY_TORCH
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
@@ -214,9 +235,14 @@ class Block(Layer):
         return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
 
     def source(self) -> str:
-        if self.parallel == "shared":
-            return "Wang & Komatsuzaki 2021"
-        return "Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1"
+        mixer = self.attention
+        if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
+            network = self.feed_forward.source() if isinstance(self.feed_forward, Component) else mixer.source()
+            if network == mixer.source():
+                return network
+        if self.parallel is not None:
+            return PARALLEL[self.parallel]
+        return SCALED.get(self.residual_scale) or PLACEMENTS[self.norm_placement]
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)

@@ -15,7 +15,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, HeadSizes, Part
+from ..base import BY_TORCH, Component, Context, HeadSizes, Part
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -37,6 +37,8 @@ class Gemma4Layer(WholeLayer):
         stream. None by default.
     per_layer_input: how the layer uses its per-layer embedding; none by default.
     """
+
+    witness = BY_TORCH
 
     type: Literal["gemma4"] = "gemma4"
     dense: FeedForward | None = None

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
+from ..base import BY_TORCH, Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -33,6 +33,8 @@ class HybridBlock(Layer):
 
     state_space: the mixer beside attention.
     """
+
+    witness = BY_TORCH
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer

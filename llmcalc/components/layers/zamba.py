@@ -20,7 +20,19 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import MOST_LAYERS, Component, Context, Flag, HeadSizes, Inner, Nothing, Part, TokenMixer, Unscalable
+from ..base import (
+    BY_TORCH,
+    MOST_LAYERS,
+    Component,
+    Context,
+    Flag,
+    HeadSizes,
+    Inner,
+    Nothing,
+    Part,
+    TokenMixer,
+    Unscalable,
+)
 from ..mixers.attention import Adapter, Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
@@ -48,6 +60,7 @@ class SharedBlock(Part):
         2's classes without tied weights).
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = ""
 
     attention: Attention
@@ -134,6 +147,7 @@ class ZambaLayer(Layer):
     transformer: the shared block.
     """
 
+    witness = BY_TORCH
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
 

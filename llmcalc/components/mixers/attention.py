@@ -18,6 +18,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
+    BY_TORCH,
     Context,
     Flag,
     HeadDim,
@@ -57,6 +58,8 @@ class QKNorm(Part):
     order: before RoPE, by default, or after it.
     """
 
+    witness = BY_TORCH
+
     norm: Norm
     scope: Literal["head", "per_head", "projection"] = "head"
     order: Literal["before_rope", "after_rope"] = "before_rope"
@@ -92,6 +95,7 @@ class Attention(TokenMixer):
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")

@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, HeadDim, Heads, Part, Standing, TopK, Window
+from ..base import BY_TORCH, Context, HeadDim, Heads, Part, Standing, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
 from ..runtime import Run, cache_class
@@ -35,6 +35,8 @@ class BlockIndexer(Part):
     index_local_blocks: the number of blocks, up to the token's own, that are always selected; 1 by default.
     norm: the norm on queries and keys.
     """
+
+    witness = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim

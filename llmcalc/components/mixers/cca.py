@@ -17,19 +17,8 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import WithStart
-from ..base import (
-    Context,
-    Flag,
-    HeadDim,
-    Heads,
-    HeadSizes,
-    Kernel,
-    KVHeads,
-    Unscalable,
-    Window,
-    check_groups,
-)
+from ...workload.derived_rows import WithStart
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, KVHeads, Unscalable, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
@@ -58,6 +47,7 @@ class CompressedConvAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -18,8 +18,9 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...ops.sparse import COMPRESSED
-from ...run.rows import Rows
+from ...workload.rows import Rows
 from ..base import (
+    BY_TORCH,
     Context,
     Flag,
     HeadDim,
@@ -50,6 +51,8 @@ class EntryIndexer(Part):
     index_topk: the number of selected entries per token.
     """
 
+    witness = BY_TORCH
+
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_topk: TopK
@@ -72,6 +75,7 @@ class CompressedAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -17,8 +17,8 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.with_past import WithPast
-from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
+from ...workload.with_past import WithPast
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, vector
@@ -42,6 +42,7 @@ class DynamicMaskAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, HeadDim, Heads, Part, TopK
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, TopK
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
 from ..runtime import Run, cache_class
@@ -32,6 +32,8 @@ class Indexer(Part):
     shared: whether the layer has no indexer and reuses the selection of the nearest lower layer with one; false by
         default.
     """
+
+    witness = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
+from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -45,6 +45,7 @@ class KimiDeltaAttention(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
+    witness = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = (

@@ -19,8 +19,8 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Blocks, WithSums
-from ..base import ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
+from ...workload.derived_rows import Blocks, WithSums
+from ..base import BY_TORCH, ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
 from ..runtime import Run
 
@@ -39,6 +39,7 @@ class LocalAttention(TokenMixer):
     global_norm: the norm on the sums, none by default.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

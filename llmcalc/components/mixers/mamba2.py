@@ -14,7 +14,19 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ChunkedScan, HeadScan
-from ..base import ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, StateGroups, StateSize, TokenMixer
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    StateGroups,
+    StateSize,
+    TokenMixer,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class
@@ -41,6 +53,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: whether the norm comes before the gate, false by default.
     """
 
+    witness = PUBLISHED
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"

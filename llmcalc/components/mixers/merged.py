@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Joined
-from ...run.rows import SOURCE
-from ..base import Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
+from ...workload.derived_rows import Joined
+from ...workload.rows import SOURCE
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class
@@ -42,6 +42,7 @@ class MergedAttention(WindowedMixer):
     position: RoPE on queries and on the decoder's own keys.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("decoder",)

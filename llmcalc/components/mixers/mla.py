@@ -19,8 +19,8 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...run.with_past import WithPast
-from ..base import Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
+from ...workload.with_past import WithPast
+from ..base import BY_TORCH, Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -57,6 +57,7 @@ class MLA(TokenMixer):
     indexer: the part that selects the tokens to attend to; none by default.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -16,8 +16,8 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import Routed
-from ..base import Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
+from ...workload.rows import Routed
+from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -37,6 +37,7 @@ class MixtureOfAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

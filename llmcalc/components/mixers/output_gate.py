@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, Part
+from ..base import BY_TORCH, Context, Flag, Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,8 @@ class OutputGate(Part):
     per: one gate value per `element` of the heads' output, or one per `head`.
     bias: whether the projection has a bias, false by default.
     """
+
+    witness = BY_TORCH
 
     per: Literal["element", "head"]
     bias: Flag = False

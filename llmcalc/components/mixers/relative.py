@@ -17,8 +17,8 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import Multiple
-from ..base import Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ...workload.derived_rows import Multiple
+from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..position import angles_of
 from ..runtime import Run, vector
 
@@ -33,6 +33,7 @@ class RelativeAttention(TokenMixer):
     head_dim: the size of a head.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

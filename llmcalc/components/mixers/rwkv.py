@@ -16,7 +16,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Network, TokenMixer, Width, size_named
+from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, size_named
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class RwkvTimeMix(TokenMixer):
     attention_hidden_size: the number of channels of the average.
     """
 
+    witness = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the WKV recurrence of RWKV"
@@ -82,6 +83,7 @@ class RwkvChannelMix(Network):
     intermediate_size: the output width of key and input width of value.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 

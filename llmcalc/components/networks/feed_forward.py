@@ -16,7 +16,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, Network, Width
+from ..base import BY_TORCH, Context, Flag, Network, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
 
@@ -58,6 +58,7 @@ class FeedForward(Network):
         BitNet); none by default.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "feed_forward"
 

@@ -19,7 +19,7 @@ from ...algebra import Number, add
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
+from ..base import BY_TORCH, Context, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
 from ..norm import Norm
 from ..runtime import Run, vector
 from .feed_forward import FeedForward, activate
@@ -37,6 +37,8 @@ class IdentityExperts(Part):
     zero_expert_num: the number of identity experts. How many of a token's experts are identity experts depends on the
         data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
     """
+
+    witness = BY_TORCH
 
     zero_expert_num: ZeroExperts
 
@@ -58,6 +60,8 @@ class Latent(Part):
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
     """
+
+    witness = BY_TORCH
 
     moe_latent_size: Width
     bias: Flag = False
@@ -85,6 +89,7 @@ class VisionExperts(Part):
     router: the router, linear by default.
     """
 
+    witness = BY_TORCH
     kind: ClassVar[str] = "experts"
 
     expert: FeedForward
@@ -128,6 +133,7 @@ class MoE(Network):
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
 
+    witness = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Flag, Part, Vocab, Width
+from ..base import BY_TORCH, Context, Flag, Part, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
@@ -38,6 +38,7 @@ class Router(Part):
     scoring_func: the function from logits to scores, softmax by default; `sqrtsoftplus` is the square root of softplus.
     """
 
+    noun: ClassVar[str] = "router"
     kind: ClassVar[str] = "router"
     sends_to_identities: ClassVar[bool] = False
     reads_token_ids: ClassVar[bool] = False
@@ -79,6 +80,7 @@ class LinearRouter(Router):
     expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
     """
 
+    witness = BY_TORCH
     sends_to_identities: ClassVar[bool] = True
 
     type: Literal["linear"] = "linear"
@@ -111,6 +113,8 @@ class RouterMLP(Router):
     score_correction: a bias per expert that affects the selection, as in a linear router; none by default.
     """
 
+    witness = BY_TORCH
+
     type: Literal["mlp"] = "mlp"
     router_hidden_size: Width
     hidden_act: Activation = "gelu"
@@ -141,6 +145,7 @@ class TokenTableRouter(Router):
     vocab_size: the number of rows of the table, a buffer without gradient.
     """
 
+    witness = BY_TORCH
     reads_token_ids: ClassVar[bool] = True
 
     type: Literal["token_table"] = "token_table"

@@ -18,8 +18,8 @@ from ...algebra import exact_div
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import QueryKeyPairs
-from ...run.rows import ONCE
+from ...workload.derived_rows import QueryKeyPairs
+from ...workload.rows import ONCE
 from ..base import Context, Flag, Heads, Kernel, Layers, Part, Positions, Width
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm

@@ -16,7 +16,7 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import PATCHES, Merged, WithMore
+from ...workload.derived_rows import PATCHES, Merged, WithMore
 from ..base import Context, Flag, Part, Vocab, Width
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm

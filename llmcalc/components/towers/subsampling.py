@@ -16,7 +16,7 @@ from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import PATCHES, Multiple, Strided
+from ...workload.derived_rows import PATCHES, Multiple, Strided
 from ..base import Component, Context, Flag, Kernel, Part, Width
 from ..norm import Norm
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.derived import IMAGES, PATCHES, WithMore
+from ...workload.derived_rows import IMAGES, PATCHES, WithMore
 from ..base import Context, Flag, Part, Positions, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention

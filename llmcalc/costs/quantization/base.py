@@ -12,6 +12,7 @@ from itertools import chain
 
 from ...algebra import Number, add, is_zero, times
 from ...errors import InputError
+from ...flow.module_names import ModuleNames
 from ...flow.tree import Node, Place
 from ...model import ModelSpec
 from ...ops import ParamTensor
@@ -77,6 +78,7 @@ class Site:
     layer: index of the layer in its stack; None outside of layers.
     parent: the parent node of its module.
     optional: the optional part that it belongs to (`mtp`, `towers`); empty for the model itself.
+    names: the names that published models give its module; empty where no list of names is read.
     """
 
     path: str
@@ -86,6 +88,7 @@ class Site:
     layer: int | None
     parent: Node
     optional: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -129,6 +132,11 @@ class Scheme:
     source: str
     remarks: tuple[str, ...] = ()
 
+    @property
+    def reads_names(self) -> bool:
+        """Whether it treats a tensor by the name of its module."""
+        return False
+
     def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
         """Yields each tensor with the bytes that one copy of it takes.
 
@@ -161,12 +169,18 @@ class QuantizedSize:
 
 
 def quantized(
-    spec: ModelSpec, scheme: Scheme, dtype: str = "bfloat16", include: frozenset[str] = frozenset()
+    spec: ModelSpec,
+    scheme: Scheme,
+    dtype: str = "bfloat16",
+    include: frozenset[str] = frozenset(),
+    names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters, a tied weight once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
+    names: the names of the modules in the published model, which a scheme's lists are matched with; default those of
+        Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     total, by_component = Parts(), dict[str, Parts]()
@@ -175,7 +189,11 @@ def quantized(
         raise InputError(
             f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_TAKEN_APART}"
         )
-    found = list(sites(spec.tree(), include))
+    tree = spec.tree()
+    found = list(sites(tree, include))
+    if scheme.reads_names:
+        names = names or ModuleNames(tree, spec.kind, {})
+        found = [replace(site, names=names(site.path)) for site in found]
     text, towers = [s for s in found if s.optional != TOWERS.name], [s for s in found if s.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(

@@ -6,7 +6,7 @@ libraries' own configs. An unknown field is an error, because it could change th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -185,7 +185,6 @@ def _gptq(c: Fields) -> Scheme:
         "offload_to_disk",
     )
     c.one_of("checkpoint_format", c.lower("checkpoint_format", c.get("format", "gptq")), "gptq", "gptq_v2")
-    c.must("dynamic", None, {}, absent=None)
     c.must("is_marlin_format", False, None)
     bits, group = c.get("bits"), c.group("group_size", 128)
     c.one_of("bits", bits, 2, 3, 4, 8)
@@ -202,10 +201,32 @@ def _gptq(c: Fields) -> Scheme:
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", inner, "lists of module names")
         some = Named(names, field="modules_in_block_to_quantize")
-    groups, kept = (Group(GPTQ(bits, group), some),), _kept(c, "modules_to_not_convert")
+    groups, kept = (*_dynamic(c, bits, group), Group(GPTQ(bits, group), some)), _kept(c, "modules_to_not_convert")
     return LinearScheme(
         f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (named.ZERO_BIASES,), groups, head=head, kept=kept
     )
+
+
+def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
+    """Reads GPTQModel's `dynamic`: regular expression → fields that replace the config's, or after `-:` no conversion.
+
+    Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
+    """
+    rules = c.table("dynamic")
+    for name in rules.data if rules is not None else ():
+        rule = rules.table(name) if rules is not None else None
+        pattern = name.removeprefix("-:").removeprefix("+:")
+        named = Named([f"re:{pattern}"], "compressed-tensors", "dynamic")
+        if name.startswith("-:"):
+            yield Group(None, named)
+            continue
+        if rule is None:
+            raise c.wrong("dynamic", name, "a table of fields for each pattern without -:")
+        rule.ignore("sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential")
+        some, columns = rule.get("bits", bits), rule.group("group_size", group) if "group_size" in rule.data else group
+        rule.all_read()
+        rule.one_of("bits", some, 2, 3, 4, 8)
+        yield Group(GPTQ(some, columns), named)
 
 
 def _bitsandbytes(c: Fields) -> Scheme:

@@ -42,12 +42,12 @@ OUTSIDE = ("embedding", "pooler", *HEADS)
 class Group:
     """Linear layers that share a format.
 
-    format: their storage format.
+    format: their storage format; None if they stay unconverted.
     named: the layers; None for all.
     experts: the format of routed experts; None for the same format.
     """
 
-    format: LinearFormat
+    format: LinearFormat | None
     named: Named | None = None
     experts: LinearFormat | None = None
 
@@ -69,6 +69,10 @@ class LinearScheme(Scheme):
     head: bool = False
     everywhere: bool = False
     kept: Named = field(default_factory=lambda: Named(()))
+
+    @property
+    def reads_names(self) -> bool:
+        return bool(self.kept.entries) or any(group.named is not None for group in self.groups)
 
     def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
         converted = False
@@ -102,10 +106,10 @@ class LinearScheme(Scheme):
         if (
             (output and not self.head)
             or (not self.everywhere and _beside(site) and not output)
-            or site.path in self.kept
+            or site.names in self.kept
         ):
             return None
-        group = next((one for one in self.groups if one.named is None or site.path in one.named), None)
+        group = next((one for one in self.groups if one.named is None or site.names in one.named), None)
         if group is None:
             return None
         return group.experts if experts and group.experts is not None else group.format
@@ -127,7 +131,8 @@ class LinearScheme(Scheme):
 
     def _formats(self) -> Iterator[str]:
         for group in self.groups:
-            yield group.format.describe()
+            if group.format is not None:
+                yield group.format.describe()
             if group.experts is not None:
                 yield f"experts in {group.experts.describe()}"
 

@@ -59,6 +59,10 @@ class MLXScheme(Scheme):
     usual: Stored = Stored(MLXAffine(4, 64), 64)
     others: tuple[tuple[Named, Stored | None], ...] = field(default=())
 
+    @property
+    def reads_names(self) -> bool:
+        return bool(self.others)
+
     def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
         for site in found:
             one = self._of(site)
@@ -84,7 +88,7 @@ class MLXScheme(Scheme):
         """
         if site.tensor.role == "vector":
             return None
-        other = next((stored for named, stored in self.others if site.path in named), self.usual)
+        other = next((stored for named, stored in self.others if site.names in named), self.usual)
         if other is self.usual and site.kind not in KNOWN:
             what = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(

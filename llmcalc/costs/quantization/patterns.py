@@ -1,22 +1,20 @@
-"""Matches the module names in a config's list with the modules of the reference model.
+"""Matches the module names in a config's list with the names that published models give a module.
 
-A module here has all the names that published models give it (`mlp.router` is `mlp.gate` in most). An entry matches a
-module if it matches any of these names. The rules of matching:
+A module has several names (`flow/module_names`): those of its class in `transformers`, those of earlier checkpoints,
+those of fused layers. An entry matches the module if it matches any of them. The rules of matching:
 - `transformers`, should_convert_module: the entry is a prefix of the name up to a dot, or a suffix of the name, or a
   regular expression that matches at its start.
 - AutoAWQ: the entry is part of the name; here only whole components match, so that `gate` does not match `gate_proj`.
 - compressed-tensors, match_name: the entry is the whole name, or `re:` and a regular expression that matches at its
   start.
-- ModelOpt: the entry is the whole name, with `*` for any text.
+- ModelOpt: the entry is the whole name, with `*` for any text, or without it a prefix of the name up to a dot.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from functools import cache
-from itertools import product
 from time import process_time
 from typing import Literal, TypeAlias
 
@@ -24,26 +22,11 @@ from ...errors import InputError
 
 Rule: TypeAlias = Literal["transformers", "awq", "compressed-tensors", "modelopt"]
 
-PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
-STEPS: dict[str, tuple[str, ...]] = {
-    "mlp": ("mlp", "block_sparse_moe", "feed_forward"),
-    "router": ("router", "gate"),
-    "shared_expert": ("shared_expert", "shared_experts"),
-    "kv_a_proj": ("kv_a_proj", "kv_a_proj_with_mqa"),
-    "mamba": ("mamba", "mixer"),
-    "self_attn": ("self_attn", "attention", "attn"),
+FUSED: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Component of a path here → its names in published models."""
-
-LEAVES: dict[str, tuple[str, ...]] = {
-    "q_proj": ("q_proj", "qkv_proj"), "k_proj": ("k_proj", "qkv_proj"), "v_proj": ("v_proj", "qkv_proj"),
-    "gate_proj": ("gate_proj", "gate_up_proj"), "up_proj": ("up_proj", "gate_up_proj"),
-}  # fmt: skip
-EXPERTS: dict[str, tuple[str, ...]] = {
-    "gate_proj": ("gate_proj", "gate_up_proj", "w1"),
-    "up_proj": ("up_proj", "gate_up_proj", "w3"),
-    "down_proj": ("down_proj", "w2"),
-}
+"""Linear layer that vLLM fuses, and may have in a list → the layers of most classes."""
 
 NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
 """Entries that may match no module without a note: norms with other names, tied output heads."""
@@ -62,19 +45,6 @@ LONGEST_MATCHING = 1.0
 MOST_ENTRIES = 5000
 
 ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
-
-
-@cache
-def names_of(path: str) -> tuple[str, ...]:
-    """Returns every name that a module may have in a published model."""
-    steps = path.split(".")
-    ours = "experts" in steps
-    choices: list[tuple[str, ...]] = [STEPS.get(step, (step,)) for step in steps[:-1]]
-    choices.append((EXPERTS if ours else LEAVES).get(steps[-1], STEPS.get(steps[-1], (steps[-1],))))
-    if ours:
-        choices.insert(len(choices) - 1, ("0", ""))
-    found = [".".join(step for step in chosen if step) for chosen in product(*choices)]
-    return tuple(prefix + name for prefix in PREFIXES for name in found)
 
 
 class Named:
@@ -98,13 +68,14 @@ class Named:
                     f"quantization_config.{field}: '{entry[:60]}' names one expert; expected entries that treat "
                     "all experts of a layer alike"
                 )
-        self._plain, self._tests = set[str](), list[tuple[str, Callable[[str], bool]]]()
+        self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for entry in self.entries:
-            test = self._test(entry, field)
-            if test is None:
-                self._plain.add(entry)
-            else:
-                self._tests.append((entry, test))
+            for text in _without_fusion(entry):
+                test = self._test(text, field)
+                if test is None:
+                    self._plain.setdefault(text, entry)
+                else:
+                    self._tests.append((entry, test))
         self._lengths = sorted({len(entry) for entry in self._plain})
         self._field, self._spent = field, 0.0
 
@@ -134,25 +105,15 @@ class Named:
             ) from None
         return lambda name: pattern.match(name) is not None
 
-    def __contains__(self, path: object) -> bool:
-        return bool(self.entries) and any(self._names(name) for name in names_of(str(path)))
+    def __contains__(self, names: Iterable[str]) -> bool:
+        """Whether an entry matches one of the names of a module."""
+        return bool(self.entries) and any(self._names(name) for name in names)
 
     def _names(self, name: str) -> bool:
-        if name in self._plain:
-            self.used.add(name)
+        named = {self._plain[text] for text in self._texts(name) if text in self._plain} if self._plain else set()
+        if named:
+            self.used |= named
             return True
-        if self.rule == "awq" and self._plain:
-            within = self._plain.intersection(_runs(name))
-            if within:
-                self.used |= within
-                return True
-        if self.rule in ("transformers", "awq"):
-            start = next((part for part in _starts(name) if part in self._plain), None)
-            at_end = (name[-length:] for length in self._lengths)
-            start = start if start is not None else next((end for end in at_end if end in self._plain), None)
-            if start is not None:
-                self.used.add(start)
-                return True
         if not self._tests:
             return False
         began = process_time()
@@ -167,10 +128,29 @@ class Named:
             self.used.add(entry)
         return entry is not None
 
+    def _texts(self, name: str) -> Iterator[str]:
+        """The plain entries that would match a name."""
+        yield name
+        if self.rule != "compressed-tensors":
+            yield from _starts(name)
+        if self.rule == "awq":
+            yield from _runs(name)
+        if self.rule in ("transformers", "awq"):
+            yield from (name[-length:] for length in self._lengths)
+
     @property
     def unused(self) -> list[str]:
         """Entries that have matched no module yet, without entries for modules that no scheme converts."""
         return [entry for entry in self.entries if entry not in self.used and not NEVER_CONVERTED.search(entry)]
+
+
+def _without_fusion(entry: str) -> Iterator[str]:
+    """An entry, and where it names a fused layer, what it means for the layers that are fused."""
+    yield entry
+    for fused, several in FUSED.items():
+        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
+        if name.search(entry):
+            yield from (name.sub(single, entry) for single in several)
 
 
 def _ways(pattern: str) -> int:

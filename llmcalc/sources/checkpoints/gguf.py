@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_bounded
+from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_bounded, require_apart
 
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -57,6 +57,16 @@ STRING, ARRAY = 8, 9
 LONGEST_KEPT = 64
 """Largest array of metadata that is kept, in elements; longer ones, such as vocabularies, are skipped."""
 
+MOST_PAIRS = 10_000
+"""Largest number of metadata entries. Published files have under 200."""
+
+MOST_ELEMENTS = 2_000_000
+"""Largest number of texts and lists in the arrays of a file's metadata. A vocabulary of 262,144 tokens with its merges
+has 800,000."""
+
+LONGEST_NAME = 65_535
+"""Largest length of a metadata key (the format's own bound) and of a tensor's name, in bytes."""
+
 
 def read_gguf(path: Path) -> Checkpoint:
     """Returns the tensors and metadata of a file.
@@ -72,57 +82,97 @@ def read_gguf(path: Path) -> Checkpoint:
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
         tensors, pairs = r.number("Q", "tensor_count"), r.number("Q", "metadata_kv_count")
-        if tensors > MOST_TENSORS or pairs > MOST_TENSORS:
-            raise InputError(f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; not a GGUF file")
-        metadata = {}
+        if tensors > MOST_TENSORS or pairs > MOST_PAIRS:
+            raise InputError(
+                f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; expected at most {MOST_TENSORS:,} and "
+                f"{MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
+            )
+        metadata: dict[str, Any] = {}
+        arrays = _Arrays()
         for _ in range(pairs):
-            key = _string(r, "metadata key")
-            metadata[key] = _value(r, r.number("I", key), key)
+            key = _string(r, "metadata key", LONGEST_NAME)
+            if key in metadata:
+                raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
+            metadata[key] = _value(r, r.number("I", key), key, arrays)
         found: dict[str, StoredTensor] = {}
+        starts: list[int] = []
         begun: dict[int, str] = {}
         for _ in range(tensors):
-            one, offset = _tensor(r)
-            if not one.name:
+            tensor, offset = _tensor(r)
+            if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
-            if one.name in found:
-                raise InputError(f"{path}: two tensors are called {one.name[:80]}; not a GGUF file")
-            if one.nbytes and offset in begun:
-                raise InputError(f"{path}: {one.name[:80]}: its data begin where those of {begun[offset][:80]} do")
-            found[one.name] = one
-            if one.nbytes:
-                begun[offset] = one.name
+            if tensor.name in found:
+                raise InputError(f"{path}: two tensors are called {tensor.name[:80]}; not a GGUF file")
+            if tensor.nbytes and offset in begun:
+                raise InputError(f"{path}: {tensor.name[:80]}: its data begin where those of {begun[offset][:80]} do")
+            found[tensor.name] = tensor
+            starts.append(offset)
+            if tensor.nbytes:
+                begun[offset] = tensor.name
+        require_apart(starts, tuple(found.values()), str(path))
         return Checkpoint("gguf", tuple(found.values()), metadata)
 
 
-def _string(r: BoundedReader, what: str) -> str:
-    return r.take(r.number("Q", what), what).decode("utf-8", "replace")
+class _Arrays:
+    """The texts and lists that arrays of the metadata have so far."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def add(self, r: BoundedReader, key: str, count: int) -> None:
+        """Adds `count` of them. Raises `InputError` for more than the file can have, and for more than the bound."""
+        if count > (r.size - r.at) // 8:  # each has its length before it
+            raise InputError(
+                f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
+            )
+        self.elements += count
+        if self.elements > MOST_ELEMENTS:
+            raise InputError(
+                f"{r.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
+                f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)"
+            )
 
 
-def _value(r: BoundedReader, kind: int, key: str, depth: int = 0) -> Any:
+def _string(r: BoundedReader, what: str, most: int | None = None) -> str:
+    """A text. most: the most bytes that it may have; by default what is left of the header's bound."""
+    length = r.number("Q", what)
+    if most is not None and length > most:
+        raise InputError(
+            f"{r.where}: {what}: {length:,} bytes at byte {r.at:,}; expected at most {most:,} (truncated or not a GGUF "
+            "file)"
+        )
+    return r.take(length, what).decode("utf-8", "replace")
+
+
+def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
     if kind in SCALARS:
         return r.number(SCALARS[kind], key)
     if kind == STRING:
         return _string(r, key)
     if kind != ARRAY or depth > 4:
-        raise InputError(f"{r.where}: {key}: metadata type {kind} is not known")
+        raise InputError(f"{r.where}: {key[:80]}: metadata type {kind} is not known")
     inner, count = r.number("I", key), r.number("Q", key)
-    if inner in SCALARS and count > LONGEST_KEPT:
+    if inner in SCALARS:
+        if count <= LONGEST_KEPT:
+            return [r.number(SCALARS[inner], key) for _ in range(count)]
         r.skip(count * struct.calcsize("<" + SCALARS[inner]), key)
         return f"{count:,} values"
-    if count > r.size:
-        raise InputError(
-            f"{r.where}: {key}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
-        )
-    if inner == STRING and count > LONGEST_KEPT:
+    if inner not in (STRING, ARRAY):
+        raise InputError(f"{r.where}: {key[:80]}: metadata type {inner} is not known")
+    arrays.add(r, key, count)
+    if count <= LONGEST_KEPT:
+        return [_value(r, inner, key, arrays, depth + 1) for _ in range(count)]
+    if inner == STRING:
+        r.skip_texts(count, key)
+    else:
         for _ in range(count):
-            r.skip(r.number("Q", key), key)
-        return f"{count:,} values"
-    return [_value(r, inner, key, depth + 1) for _ in range(count)]
+            _value(r, inner, key, arrays, depth + 1)
+    return f"{count:,} values"
 
 
 def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
     """A tensor, and where its data begin."""
-    name = _string(r, "tensor name")
+    name = _string(r, "tensor name", LONGEST_NAME)
     axes = r.number("I", name)
     if axes > 8:
         raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ...errors import InputError
+from ..bounded import open_regular
 
-LARGEST_HEADER = 100_000_000
-"""Largest header in bytes. The header of a 1T-parameter checkpoint's index is under 20 000 000."""
+LARGEST_HEADER = 64_000_000
+"""Largest header in bytes, over all files of a checkpoint. DeepSeek-V3's headers have 14 MB in 163 files."""
 
-MOST_TENSORS = 2_000_000
+MOST_TENSORS = 300_000
+"""Largest number of tensors of a checkpoint. DeepSeek-V3 has 91,000; 1T parameters in 4 bits have about 210,000."""
+
+
+_PART = 2**20
+"""Bytes that are read at a time where many small texts follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +69,26 @@ class Checkpoint:
 
 
 class BoundedReader:
-    """A reader of a binary file that never reads past the size of the file.
+    """A reader of a binary header that never reads past the size of the file, nor more than `LARGEST_HEADER` bytes.
 
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
     def __init__(self, file: IO[bytes], size: int, where: str) -> None:
-        self.file, self.size, self.where, self.at = file, size, where, 0
+        self.file, self.size, self.where, self.at, self.taken = file, size, where, 0, 0
 
     def take(self, count: int, what: str) -> bytes:
-        """Reads `count` bytes. Raises `InputError` if fewer bytes are left."""
+        """Reads `count` bytes. Raises `InputError` if fewer bytes are left, and for more than a header may have."""
         self._pass(count, what)
+        self.taken += count
+        if self.taken > LARGEST_HEADER:
+            raise InputError(
+                f"{self.where}: {what[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
+                "the most that is read; not a checkpoint, or a damaged one"
+            )
         data = self.file.read(count)
-        if len(data) != count:
-            raise InputError(f"{self.where}: {what}: the file ended while it was read")
+        if len(data or b"") != count:
+            raise InputError(f"{self.where}: {what[:80]}: the file ended while it was read")
         return data
 
     def skip(self, count: int, what: str) -> None:
@@ -83,10 +96,26 @@ class BoundedReader:
         self._pass(count, what)
         self.file.seek(count, 1)
 
+    def skip_texts(self, count: int, what: str) -> None:
+        """Skips `count` texts, each of which has its length in 8 bytes before it."""
+        pending, at = b"", 0  # a part of the file, and how much of it has been passed
+        for _ in range(count):
+            if len(pending) - at < 8:
+                pending, at = pending[at:] + self.take(min(_PART, self.size - self.at), what), 0
+            if len(pending) - at < 8:
+                self._pass(self.size, what)  # raises: the file ends here
+            length = int.from_bytes(pending[at : at + 8], "little")
+            at += 8 + length
+            if at > len(pending):
+                self.skip(at - len(pending), what)
+                pending, at = b"", 0
+        self.file.seek(at - len(pending), 1)
+        self.at += at - len(pending)
+
     def _pass(self, count: int, what: str) -> None:
         if not 0 <= count <= self.size - self.at:
             raise InputError(
-                f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
+                f"{self.where}: {what[:80]}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
                 "truncated or not a checkpoint"
             )
         self.at += count
@@ -96,9 +125,21 @@ class BoundedReader:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
 
 
+def require_apart(starts: Sequence[int], tensors: Sequence[StoredTensor], where: str) -> None:
+    """Raises `InputError` if the data of two tensors overlap. starts: the first byte of each tensor's data."""
+    end, before = 0, ""
+    for i in sorted(range(len(tensors)), key=starts.__getitem__):
+        tensor = tensors[i]
+        if not tensor.nbytes:
+            continue
+        if starts[i] < end:
+            raise InputError(
+                f"{where}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of {before[:80]} do "
+                f"not end before byte {end:,}; not a checkpoint, or a damaged one"
+            )
+        end, before = starts[i] + tensor.nbytes, tensor.name
+
+
 def open_bounded(path: Path) -> tuple[IO[bytes], int]:
     """Opens a file and returns it with its size. Raises `InputError` for a file that is missing or cannot be read."""
-    try:
-        return path.open("rb"), path.stat().st_size
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; expected a checkpoint that can be read") from None
+    return open_regular(path, "a checkpoint")

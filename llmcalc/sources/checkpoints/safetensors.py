@@ -1,6 +1,7 @@
 """Reads the headers of `.safetensors` files, single or sharded behind an index.
 
 Format: https://github.com/huggingface/safetensors#format: eight bytes of length, that many bytes of JSON, then data.
+A header is parsed tensor by tensor, so that a header of anything else is refused before it is built in memory.
 The safetensors library maps the whole file and checks that all data is present, so it cannot read a header that was
 fetched without its data.
 """
@@ -8,11 +9,14 @@ fetched without its data.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
-from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_bounded
+from ...errors import InputError, shown
+from ..bounded import read_bytes, require_few_elements
+from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_bounded, require_apart
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -21,44 +25,140 @@ DTYPE_BITS = {
 """Number format in the specification → bits per element."""
 
 
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TABLE = rb"\{[^{}\"]*+(?:" + _STRING + rb"[^{}\"]*+)*+\}"
+_ENTRY = re.compile(rb"\s*+(" + _STRING + rb")\s*+:\s*+(" + _TABLE + rb"|)\s*+([,}]?)", re.DOTALL)
+_TEXTS = re.compile(_STRING, re.DOTALL)
+_SPACE = b" \t\r\n"
+
+LONGEST_ENTRY = 4096
+"""Largest JSON of one tensor in bytes: its dtype, its shape and its offsets."""
+
+LARGEST_METADATA = 16_000_000
+"""Largest JSON of `__metadata__` in bytes."""
+
+MOST_METADATA = 10_000
+"""Largest number of entries in `__metadata__`."""
+
+LARGEST_INDEX = 40_000_000
+"""Largest index in bytes. The one of a checkpoint with 200,000 tensors has 25 MB."""
+
+MOST_SHARDS = 5_000
+"""Largest number of files of a sharded checkpoint. DeepSeek-V3 has 163."""
+
+
 def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
     """Returns the tensors of one file.
 
     whole: whether the data must be present; False for a file with only the header. Default True.
-    Raises `InputError` for a length that exceeds the file, a header that is not JSON, and a tensor whose bytes do not
-    match its shape.
+    Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
+    do not match its shape, and tensors that overlap or have the same name.
     """
+    text, data_bytes = _read_header(path, LARGEST_HEADER)
+    return parse_header(text, str(path), data_bytes if whole else None)
+
+
+def _read_header(path: Path, most: int) -> tuple[bytes, int]:
+    """The JSON of a file's header, of at most `most` bytes, and the size of the data after it."""
     file, size = open_bounded(path)
     with file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 10 or not 2 <= length <= LARGEST_HEADER or length > size - 8:
+        length = int.from_bytes(file.read(8) or b"", "little")
+        if size < 10 or length < 2 or length > size - 8:
             raise InputError(
                 f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or not a "
                 "safetensors checkpoint"
             )
-        text = file.read(length)
-    return parse_header(text, str(path), size - 8 - length if whole else None)
+        if length > most:
+            raise InputError(
+                f"{path}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
+                "checkpoint"
+            )
+        return file.read(length) or b"", size - 8 - length
 
 
 def parse_header(text: bytes, where: str, data_bytes: int | None = None) -> Checkpoint:
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}: the header is not valid JSON; not a safetensors checkpoint") from None
-    if not isinstance(header, dict) or len(header) > MOST_TENSORS:
-        raise InputError(f"{where}: the header is not a table of tensors; not a safetensors checkpoint")
-    metadata = header.pop("__metadata__", {})
-    tensors = tuple(_tensor(name, entry, where, data_bytes) for name, entry in header.items())
-    return Checkpoint("safetensors", tensors, metadata if isinstance(metadata, dict) else {})
+    tensors: list[StoredTensor] = []
+    starts: list[int] = []
+    names: set[str] = set()
+    metadata: dict[str, Any] = {}
+    at = len(text) - len(text.lstrip(_SPACE)) + 1
+    end = text[at - 1 : at]
+    if end != b"{":
+        raise InputError(
+            f"{where}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
+        )
+    if text[at:].strip(_SPACE) == b"}":
+        at, end = len(text), b"}"
+    while end != b"}":
+        found = _ENTRY.match(text, at)
+        if found is None or not found[3]:
+            if found is not None and not found[2] and text[found.end(2) : found.end(2) + 1] not in (b"", b"{"):
+                raise _no_entry(_name(found[1], where), where)
+            raise InputError(
+                f"{where}: the header is not valid JSON, or not a table of tensors (byte {at:,}); not a safetensors "
+                "checkpoint"
+            )
+        name, at, end = _name(found[1], where), found.end(), found[3]
+        if name in names:
+            raise InputError(f"{where}: two tensors are called {name[:80]}; not a safetensors checkpoint")
+        names.add(name)
+        if len(names) > MOST_TENSORS:
+            raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
+        if name == "__metadata__":
+            metadata = _metadata(found[2], where)
+            continue
+        tensor, start = _tensor(name, found[2], where, data_bytes)
+        tensors.append(tensor)
+        starts.append(start)
+    if text[at:].strip(_SPACE):
+        raise InputError(f"{where}: the header is not valid JSON (byte {at:,}); not a safetensors checkpoint")
+    require_apart(starts, tensors, where)
+    return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _tensor(name: str, entry: Any, where: str, data_bytes: int | None) -> StoredTensor:
+def _name(text: bytes, where: str) -> str:
     try:
+        name = str(json.loads(text))
+        name.isascii() or name.encode()
+    except ValueError:  # a control character, or no UTF-8, or a lone surrogate
+        raise InputError(
+            f"{where}: the name of a tensor is not valid JSON ({text[:80]!r}); not a safetensors checkpoint"
+        ) from None
+    return name
+
+
+def _metadata(text: bytes, where: str) -> dict[str, Any]:
+    """The entries of `__metadata__`: texts by the format, and tables of texts at most."""
+    if len(text) > LARGEST_METADATA:
+        raise InputError(
+            f"{where}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
+        )
+    rest = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
+    if rest.count(b":") > MOST_METADATA or b'"' in rest:
+        raise InputError(f"{where}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
+    if rest.translate(None, _SPACE + b",:") != b"{}":
+        raise InputError(f"{where}: __metadata__: expected a table of texts; not a safetensors checkpoint")
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        raise InputError(f"{where}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
+
+
+def _no_entry(name: str, where: str) -> InputError:
+    return InputError(f"{where}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
+
+
+def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
+    """A tensor, and where its data begin."""
+    try:
+        if len(text) > LONGEST_ENTRY:
+            raise ValueError
+        entry = json.loads(text)
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{where}: {name[:80]}: expected a known dtype, a shape and two data_offsets") from None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise _no_entry(name, where) from None
     if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
         raise InputError(f"{where}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
@@ -66,33 +166,82 @@ def _tensor(name: str, entry: Any, where: str, data_bytes: int | None) -> Stored
         raise InputError(f"{where}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
     if data_bytes is not None and end > data_bytes:
         raise InputError(f"{where}: {name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated")
-    return tensor
+    return tensor, start
 
 
 def read_index(path: Path) -> Checkpoint:
     """Returns the tensors of all shards listed in a `model.safetensors.index.json`, from its folder.
 
-    Raises `InputError` for a missing shard, and for a tensor that is not in its shard.
+    Raises `InputError` for a missing shard, for a tensor that is not in its shard, and for one that is in two.
     """
-    from ..huggingface.file import read_json
+    weight_map = parse_index(read_bytes(path, LARGEST_INDEX, "the index of a checkpoint"), str(path))
 
-    data = read_json(path, LARGEST_HEADER)
-    weight_map = data.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(v, str) and Path(v).name == v for v in weight_map.values()
-    ):
-        raise InputError(
-            f"{path}: weight_map: expected a table of tensor names and the files beside this one that hold them"
-        )
+    def header(shard: str, most: int) -> tuple[bytes, int | None]:
+        return _read_header(path.parent / shard, most)
+
+    return join_shards(weight_map, header, str(path), f"{path.parent}/")
+
+
+def parse_index(data: bytes, where: str) -> dict[str, str]:
+    """Parses an index: tensor → the file beside the index that has it.
+
+    Raises `InputError` for anything else, and for more tensors or files than the bounds.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+        require_few_elements(text, where, MOST_TENSORS + 1000)
+        found = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
+        raise InputError(f"{where}: not valid JSON; not the index of a checkpoint") from None
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise InputError(f"{where}: weight_map: {_EXPECTED_MAP}")
+    shards = set(weight_map.values())
+    if len(shards) > MOST_SHARDS:
+        raise InputError(f"{where}: weight_map: {len(shards):,} files; expected at most {MOST_SHARDS:,}")
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise InputError(f"{where}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
+    return weight_map
+
+
+_EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
+
+
+def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """A JSON object. Raises `InputError` for a name that it has twice."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise InputError(f"{where}: {name[:80]} is listed twice; not the index of a checkpoint")
+    return table
+
+
+def join_shards(
+    weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], where: str, folder: str
+) -> Checkpoint:
+    """Returns the tensors of the files that an index lists.
+
+    header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
+    they are not known). folder: what stands before a file's name in messages.
+    """
     found: dict[str, StoredTensor] = {}
+    left = LARGEST_HEADER
     for shard in dict.fromkeys(weight_map.values()):
-        found |= {t.name: t for t in read_safetensors(path.parent / shard).tensors}
+        text, data_bytes = header(shard, left)
+        left -= len(text)
+        for tensor in parse_header(text, f"{folder}{shard}", data_bytes).tensors:
+            if tensor.name in found:
+                raise InputError(f"{folder}{shard}: {tensor.name[:80]} is in another file too; expected one")
+            found[tensor.name] = tensor
+        if len(found) > MOST_TENSORS:
+            raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
     missing = [name for name in weight_map if name not in found]
     if missing:
         raise InputError(
-            f"{path}: {missing[0]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
+            f"{where}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
         )
-    metadata = data.get("metadata")
-    return Checkpoint(
-        "safetensors", tuple(found[name] for name in weight_map), metadata if isinstance(metadata, dict) else {}
-    )
+    return Checkpoint("safetensors", tuple(found.values()))

@@ -69,7 +69,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
         if family.read is None:
             return ""
         told = {name: value if name in IRRELEVANT else _told(value, name) for name, value in given.items()}
-        made = family.read(Config(told, family.defaults, kind, head_of(config), where, family.aliases))
+        made = family.read(Config(told, family.defaults, kind, head_of(config), where, family.aliases, family.unread))
     except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])

@@ -53,6 +53,12 @@ def is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def in_json(value: Any) -> str:
+    """Returns a wrong value for an error message in the words of a config.json: null, true, false."""
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else shown(value)
+
+
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number; JSON's true and false are not."""
     return is_whole(value) or isinstance(value, float)
@@ -71,6 +77,7 @@ class Config:
     defaults: defaults of the family's configuration class, under its own field names.
     where: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
+    unread: usual names in `aliases` that the family's class does not read; only the family's own name counts.
     asked: names of all fields that have been read.
     notes: remarks for the user.
     unknown: fields that were never read, set by `close`.
@@ -83,6 +90,7 @@ class Config:
     head: HeadKind = "lm"
     where: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
     asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
@@ -119,7 +127,10 @@ class Config:
 
     def _called(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        names = (*names, *(self.aliases[n] for n in names if n in self.aliases))
+        names = (
+            *(name for name in names if name not in self.unread),
+            *(self.aliases[name] for name in names if name in self.aliases),
+        )
         self.asked.update(names)
         return names
 
@@ -211,7 +222,9 @@ class Config:
             raise self.wrong(
                 name,
                 value,
-                "one of " + ", ".join(map(repr, allowed)) + f" (what is counted for {self.model_type} knows no other)",
+                "one of "
+                + ", ".join(map(in_json, allowed))
+                + f" (what is counted for {self.model_type} knows no other)",
             )
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
@@ -224,7 +237,8 @@ class Config:
         """Returns an error that names the field, its value and the expected value."""
         other = self.aliases.get(name, name)
         name = self._held((name, other)) or other
-        return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
+        given = "missing" if value is None and name not in self.data else in_json(value)
+        return InputError(f"{self.where}{name}: {given}; expected {expected}")
 
     def close(self, ignored: frozenset[str], told: Config | None = None) -> None:
         """Ends the reading: fields that were never read and are not known to be irrelevant become `unknown`.
@@ -243,6 +257,8 @@ class Config:
 
     def _meant(self, name: str) -> str:
         """Returns the field that an unknown field may misspell: one that was read and is not set in the config."""
+        if name in self.unread:
+            return "" if self.has(self.aliases[name]) else self.aliases[name]
         unset = sorted(known for known in tuple(self.asked) if not self.has(known))
         return near_to(name, unset)
 

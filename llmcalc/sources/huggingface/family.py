@@ -92,8 +92,13 @@ class Family:
     defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares
         them with the installed class).
     ignored: its own fields that change no count.
+    uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
+        have it; `{}` in the remark is the field's value.
+    published_as: other model types in published configs whose class is of this family; the class's name decides.
     text: the family of its `text_config`, for a model that wraps a text model.
-    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`).
+    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`); also the usual names of
+        `unread`.
+    unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
     like: the model type whose `transformers` class computes it, if it has no class of its own.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
@@ -108,6 +113,8 @@ class Family:
         them and other fields of the wrapper.
 
     modules: nodes of the tree whose modules have unusual names in its classes.
+    earlier: components of its classes' names → the names in checkpoints that other versions or libraries wrote, applied
+        in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`).
     quirks: requirements for running its classes without real values.
     deviations: differences between its classes and the architecture.
     """
@@ -115,8 +122,11 @@ class Family:
     read: Callable[[Config], dict[str, Any]] | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    uncounted: Mapping[str, str] = field(default_factory=dict)
+    published_as: frozenset[str] = frozenset()
     text: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
     like: str | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
@@ -127,5 +137,6 @@ class Family:
     alone: bool = True
     writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
-from ..files import read_text, require_shallow
-from .registry import read, typed
+from ..files import parse_json, read_text
+from .heads import architecture_of
+from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
 
 LARGEST_CONFIG = 5_000_000
@@ -23,26 +23,29 @@ def read_json(path: Path, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
     """Reads a JSON object. Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too
     deeply.
     """
-    return parse_json(read_text(path, limit), str(path))
+    return parse_config(read_text(path, limit), str(path))
 
 
-def parse_json(text: str, where: str) -> dict[str, Any]:
+def parse_config(text: str, where: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
     where: name of the source in error messages.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except (RecursionError, ValueError):
-        raise InputError(
-            f"{where}: nested too deeply, or with a number of thousands of digits; expected a config.json"
-        ) from None
+    data = parse_json(text, where)
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a JSON object, the config.json of a transformers model")
-    require_shallow(data, where)
     return data
+
+
+def require_counted_type(text: str, where: str) -> None:
+    """Raises `InputError` unless a text is a `config.json` with a model type that llmcalc counts; other fields may be
+    wrong.
+    """
+    data = parse_config(text, where)
+    kind = data.get("model_type") or kind_of_class(architecture_of(data))
+    if not isinstance(kind, str) or not kind:
+        raise InputError(f"{where}: has no model_type")
+    family_of(usual_name(kind), config=data)
 
 
 def describe_config(

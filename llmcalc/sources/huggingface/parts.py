@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST
@@ -294,14 +294,22 @@ def every_nth_full(depth: int, n: int) -> list[str]:
 
 
 def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list."""
+    """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list.
+
+    Raises `InputError` unless the list has one kind per layer, as configuration classes do.
+    """
     given = c.get(field)
     if given is None:
         return default
     names = [kinds.get(name, "") for name in c.texts(field)]
-    if "" in names or len(names) < len(default):
-        raise c.wrong(field, given, f"{len(default)} times {' or '.join(kinds)}")
-    return names[: len(default)]
+    if "" in names or len(names) != len(default):
+        raise c.wrong(field, given, f"{len(default)} times {' or '.join(kinds)}" + other_length(names, default))
+    return names
+
+
+def other_length(given: Sequence[object], expected: Sequence[object]) -> str:
+    """Returns ` (the list has …)` for the message about a list of another length; empty if the lengths are equal."""
+    return "" if len(given) == len(expected) else f" (the list has {len(given)})"
 
 
 def check_shared(c: Config, kinds: list[str], shared: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...components.head import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
+from .drafts import require_whole
 from .family import Family
 from .heads import architecture_of, head_of
 from .unknown import Unknown, remark
@@ -40,6 +41,13 @@ def classes() -> dict[str, list[str]]:
     return found
 
 
+@cache
+def bases() -> dict[str, list[str]]:
+    """Model type → `base_model_prefix` of its classes, where that is not `model`, as the same command lists it."""
+    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
+    return found
+
+
 def kind_of_class(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has."""
     return next((kind for kind, names in classes().items() if name in names), "")
@@ -57,6 +65,10 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     if given is None or given == "":
         return {**data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
+        ]
+    if isinstance(given, str) and given != kind and given in family_of(kind).published_as:
+        return {**data, "model_type": kind}, [
+            f"model_type: '{given}'; read as '{kind}', for architectures names {name}"
         ]
     if isinstance(given, str) and usual_name(given) in FILE_OF and _read_otherwise(data, usual_name(given), kind):
         raise InputError(
@@ -115,11 +127,11 @@ def usual_name(model_type: str) -> str:
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
-def family_of(model_type: str, where: str = "", remote_code: bool = False) -> Family:
+def family_of(model_type: str, where: str = "", config: Mapping[str, Any] | None = None) -> Family:
     """Returns the record of a model type.
 
-    where: the path to it in a config, for the message.
-    remote_code: whether the config's classes are those of its own repository, which llmcalc never runs.
+    where: the path to it in the config, for the message.
+    config: the whole config, for the message; default one with this model type alone.
 
     Raises `InputError`, which lists near names, for an unknown model type.
     """
@@ -127,13 +139,42 @@ def family_of(model_type: str, where: str = "", remote_code: bool = False) -> Fa
         _find_new()
     if model_type not in FILE_OF:
         near = suggest(model_type, model_types())
-        instead = (
-            "its classes are code of its own repository (auto_map), which llmcalc never runs"
-            if remote_code
-            else "llmcalc params --measure counts its transformers class instead"
-        )
+        instead = _without_family({"model_type": model_type} if config is None else config)
         raise InputError(f"{where}model_type: '{model_type}' is not supported.{near} ({instead})")
     return families_in(FILE_OF[model_type])[model_type]
+
+
+@cache
+def other_classes() -> dict[str, dict[str, list[str]]]:
+    """The model types of `transformers` that are not supported, as listed by `python -m tests.sources.test_classes`.
+
+    Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types
+        with a language model of any kind.
+    """
+    found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
+    return found
+
+
+def is_measurable(config: Mapping[str, Any]) -> bool:
+    """Whether `--measure` finds a class of `transformers` for a config: the one in `architectures`, else a language
+    model of the model type.
+    """
+    kind, name, others = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    named = classes().get(kind) or others["classes"].get(kind, [])
+    if name.lower() in {cls.lower() for cls in named}:
+        return True
+    if name.endswith("ForCausalLM"):
+        return kind in others["causal"]
+    return not name and kind in others["language"]
+
+
+def _without_family(config: Mapping[str, Any]) -> str:
+    """Returns what can be done with a config of an unsupported model type, for a message."""
+    if is_measurable(config):
+        return "llmcalc params --measure counts its transformers class instead"
+    if "auto_map" in config:
+        return "its classes are code of its own repository (auto_map), which llmcalc never runs"
+    return "transformers has no class for it either"
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
@@ -145,7 +186,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
-    family = family_of(kind, remote_code="auto_map" in data)
+    family = family_of(kind, config=data)
     text = family.text
     if text is None:
         return "", data, kind
@@ -241,14 +282,18 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
+    require_whole(data)
     outer, (where, data, kind) = data, text_of(data)
-    wrapper, family = usual_name(outer["model_type"]), family_of(kind, where)
+    wrapper, family = usual_name(outer["model_type"]), family_of(kind, where, outer)
     if family.read is None:
         raise InputError(f"{where}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases)
+    config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases, family.unread)
     model = family.read(config)
-    config.close(family.ignored)
-    notes = [*config.notes, *_doubt(wrapper, outer, model)]
+    flat = (family,) if where or wrapper == kind else (family, family_of(wrapper))
+    uncounted = {name: said for record in flat for name, said in record.uncounted.items()}
+    config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
+    left_out = [f"{name}: {said.format(shown(data[name]))}" for name, said in uncounted.items() if data.get(name)]
+    notes = [*config.notes, *left_out, *_doubt(wrapper, outer, model)]
     if _builds_towers(wrapper, outer):
         from .towers import read_towers
 

@@ -15,6 +15,7 @@ COUNTING_WORDS = frozenset({"num", "n", "size", "dim", "dims", "of", "per", "max
 
 SIZED_THINGS = frozenset(
     {"layers", "blocks", "heads", "head", "experts", "rank", "groups", "channels", "width", "depth", "layer", "modules"}
+    | {"window"}
 )
 """Words for the parts of an architecture that have a number or a size."""
 
@@ -41,8 +42,14 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether it is named like a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0."""
+        """Whether it is a size of the architecture.
+
+        That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
+        (`layer_types`).
+        """
         words = self.path.rpartition(".")[2].lower().split("_")
+        if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
+            return len({repr(kind) for kind in self.value}) > 1
         named = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return named and type(self.value) is int and self.value > 0
 

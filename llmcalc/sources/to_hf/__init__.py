@@ -141,7 +141,8 @@ def _value(family: Family, field: str, facts: Facts) -> Any:
 
 def _asked(family: Family, config: dict[str, Any]) -> set[str]:
     """Returns every field that the family's reader reads from a config, as far as the reader gets."""
-    read = Config(config, family.defaults, config["model_type"], head_of(config), "", family.aliases)
+    kind, head = config["model_type"], head_of(config)
+    read = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
         family.read(read)

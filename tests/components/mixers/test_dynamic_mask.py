@@ -19,8 +19,8 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedCore
-from llmcalc.run.with_past import WithPast
 from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.workload.with_past import WithPast
 from tests.builders import sight
 
 SHARED = FeedForward(intermediate_size=6, hidden_act="silu", gated=True)

@@ -21,9 +21,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, Op
 from llmcalc.ops.products import BlockSums
 from llmcalc.ops.sparse import LocalCore
-from llmcalc.run.counting import Pairs
-from llmcalc.run.derived import WithSums
 from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.workload.counting import Pairs
+from llmcalc.workload.derived_rows import WithSums
 from tests.builders import sight
 
 NEAR = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3)

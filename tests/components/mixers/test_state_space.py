@@ -15,8 +15,8 @@ from llmcalc.components.layers.zamba import ZambaLayer
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
-from llmcalc.verify.measure import count_flops
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.reference import verify_reference
 from tests.builders import sight
 
 SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idle_adapters]

@@ -19,12 +19,12 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
+from llmcalc.reports.flops import report as flops_report
+from llmcalc.reports.params import report as params_report
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.rules import conventions
-from llmcalc.verify.transformers import build
-from llmcalc.views.flops import report as flops_report
-from llmcalc.views.params import report as params_report
+from llmcalc.witnesses.transformers import build
 from tests.builders import sight
 from tests.families.deepseek.longcat_flash import SMALL
 

@@ -18,7 +18,7 @@ from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
-from llmcalc.verify.reference import verify_reference
+from llmcalc.witnesses.reference import verify_reference
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 

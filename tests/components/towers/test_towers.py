@@ -19,12 +19,12 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.sources.huggingface.towers import sections_of
-from llmcalc.verify.measure import buffers, parameters
-from llmcalc.verify.reference import verify_reference
-from llmcalc.verify.transformers import build, verify_config
+from llmcalc.witnesses.measure import buffers, parameters
+from llmcalc.witnesses.reference import verify_reference
+from llmcalc.witnesses.transformers import build, verify_config
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
-from tests.verify.verdicts import hold
+from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,

@@ -12,7 +12,8 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
-from llmcalc.costs.resident import Setup, memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.costs.quantization.test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
@@ -197,7 +198,10 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "gptq", "bits": 5}, "bits: 5; expected one of 2, 3, 4, 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: 0; expected a positive whole number"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}, "dynamic"),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"+:lm_head": {"bits": 5}}},
+            r"dynamic: .*bits: 5; expected one of 2",
+        ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}, "format: 'marlin-24'"),
         ({"quant_method": "compressed-tensors"}, "config_groups: None"),
@@ -259,16 +263,16 @@ def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     plain = 2 * params(DENSE).total
     assert memory(DENSE, config=config).weights == size(DENSE, "fp8-block128").total
-    assert memory(DENSE, Setup(quantize="int8"), config=config).weights == size(DENSE, "int8").total
-    assert memory(DENSE, Setup(quantize="none"), config=config).weights == plain
-    assert memory(DENSE, Setup(dtype="bf16"), config=config).weights == plain
-    assert memory(DENSE, Setup("training"), config=config).weights == plain
-    assert memory(DENSE, Setup(quantize="int8", dtype="fp32")).weights == size(DENSE, "int8", "float32").total
-    assert memory(DENSE, Setup(quantize="int8"), published="float8").weights == size(DENSE, "int8").total
+    assert memory(DENSE, Settings(quantize="int8"), config=config).weights == size(DENSE, "int8").total
+    assert memory(DENSE, Settings(quantize="none"), config=config).weights == plain
+    assert memory(DENSE, Settings(dtype="bf16"), config=config).weights == plain
+    assert memory(DENSE, Settings("training"), config=config).weights == plain
+    assert memory(DENSE, Settings(quantize="int8", dtype="fp32")).weights == size(DENSE, "int8", "float32").total
+    assert memory(DENSE, Settings(quantize="int8"), published="float8").weights == size(DENSE, "int8").total
     with pytest.raises(InputError, match="--quantize: a quantised weight takes no gradient"):
-        memory(DENSE, Setup("training", quantize="int8"))
+        memory(DENSE, Settings("training", quantize="int8"))
     with pytest.raises(InputError, match="--dtype int4: with --quantize this is the format of the unconverted"):
-        memory(DENSE, Setup(quantize="int8", dtype="int4"))
+        memory(DENSE, Settings(quantize="int8", dtype="int4"))
 
 
 def test_the_command(run: Any) -> None:

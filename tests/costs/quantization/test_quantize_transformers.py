@@ -17,7 +17,7 @@ from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, read_config
-from llmcalc.verify.transformers import build
+from llmcalc.witnesses.transformers import build
 
 # Every family
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from ..reports.depth import report
 from ..sources.target import load
-from ..views.depth import report
 from .options import FormatOption, Output, Target, show
 
 

@@ -7,6 +7,7 @@ import { bar, fitting, legend, partsOf, PHASES, words } from "../held.js";
 import { goesOn, said, usual } from "../kernels.js";
 import { FIELDS, layoutOf, options, request, same, starts } from "../run.js";
 import { timetable } from "../schedule.js";
+import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
 
 const FRAMEWORKS = { megatron: "Megatron-Core", fsdp2: "FSDP2", deepspeed: "DeepSpeed", torch: "torch" };
@@ -102,7 +103,7 @@ function first() {
 function more() {
   const found = LESS_COMMON.filter((name) => JSON.stringify(state.layout[name]) !== JSON.stringify(FIELDS.layout[name].usual));
   made.more.replaceChildren(...found.map((name) => {
-    const text = options({ layout: { ...Object.fromEntries(Object.entries(FIELDS.layout).map(([one, { usual }]) => [one, usual])), framework: "", [name]: state.layout[name] } }, "layout").replace("--framework ", "").trim();
+    const text = options({ layout: { ...Object.fromEntries(Object.entries(FIELDS.layout).map(([one, { usual }]) => [one, usual])), framework: "", [name]: state.layout[name] } }, "layout").slice(2).join(" "); // without --framework
     return h("span", { class: "chip" }, h("code", {}, text.length > 40 ? `${text.slice(0, 39)}…` : text),
       h("button", { type: "button", class: "drop", "aria-label": `Without ${FIELDS.layout[name].option}`, onclick: () => { state.layout[name] = FIELDS.layout[name].usual; view.link(); ask(); } }, "×"));
   }));
@@ -126,7 +127,7 @@ const planRequest = () => {
 
 /** The command of the plan; and what was planned is dropped where settings are others now. */
 function drop() {
-  made.planLine.write(`llmcalc plan ${target(view.model.model)} ${options(state, "plan")} ${options(state, "run")} --framework ${state.layout.framework}`);
+  made.planLine.write(commandLine("llmcalc", "plan", target(view.model.model), ...options(state, "plan", "run"), "--framework", state.layout.framework));
   if (planned && planned.key !== JSON.stringify(planRequest())) { planned = null; plans.forget(); }
   paintPlan();
 }

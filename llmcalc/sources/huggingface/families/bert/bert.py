@@ -420,6 +420,7 @@ FAMILIES = {
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
         },
+        unread=frozenset({"intermediate_size", "hidden_act"}),
         modules={
             **BERT_MODULES,
             "layers": "transformer.layer",

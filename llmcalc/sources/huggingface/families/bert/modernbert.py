@@ -2,7 +2,7 @@
 jina_embeddings_v3.
 
 transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte,
-    models/jina_embeddings_v3. For nomic_bert the field names of its own code (`n_embd`) are also supported.
+    models/jina_embeddings_v3.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _modern(c: Config, window: int) -> tuple[Table, Table]:
     norm, depth = layernorm(c.number("norm_eps"), bias=c.flag("norm_bias")), c.size("num_hidden_layers")
     every = c.size("global_attn_every_n_layers")
     kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % every else "full" for i in range(depth)])
-    c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    heads = c.size("num_attention_heads")
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)  # the class reads no head_dim
+    mixer = {"num_attention_heads": heads, "position": rope(c), **biases(c.flag("attention_bias"), *QKVO)}
     block = {
         "attention": mixer,
         "feed_forward": glu(c, c.flag("mlp_bias"), act="hidden_activation"),
@@ -112,7 +113,26 @@ GATED = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 """Activation name → activation here, with nomic's names of gated FFNs."""
 
 
+OTHER_NOMIC_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+}
+"""Field in the checkpoints' own code, which is GPT-2's → field that the class of transformers reads."""
+
+
 def _nomic_bert(c: Config) -> Table:
+    """nomic-bert. The class does not read GPT-2's names in the published configs, so they must have its values."""
+    for name, usual in OTHER_NOMIC_NAMES.items():
+        if c.has(name) and c.get(name) != c.get(usual):
+            raise c.wrong(name, c.get(name), f"{c.get(usual)}, which is {usual}: the class does not read {name}")
+    if c.has("activation_function") and c.choice(GATED, "activation_function") != c.choice(GATED, "hidden_act"):
+        raise c.wrong(
+            "activation_function",
+            c.get("activation_function"),
+            f"the activation of hidden_act ({c.get('hidden_act')}): the class does not read activation_function",
+        )
     for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
         c.must(name, None, False)
     norm = layernorm(c.number("layer_norm_eps"))
@@ -121,7 +141,10 @@ def _nomic_bert(c: Config) -> Table:
         "hidden_act": c.choice(GATED, "hidden_act"),
         "gated": True,
     }
-    block = {"attention": attention(c), "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    mixer: Table = {"num_attention_heads": c.size("num_attention_heads"), "position": rope(c)}
+    if c.maybe("head_dim") is not None:
+        mixer["head_dim"] = c.size("head_dim")
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
     types = c.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
@@ -214,6 +237,7 @@ OF_NOMIC = OLD | {
     "max_trained_positions",
     "mlp_type",
     "n_ctx",
+    "n_positions",
     "pad_vocab_size_multiple",
     "parallel_block",
     "parallel_block_tied_norm",
@@ -240,6 +264,19 @@ OF_NOMIC = OLD | {
     "moe_resid_pdrop",
     "moe_top_k",
     "num_shared_experts",
+}
+
+
+OF_JINA = frozenset(
+    """
+    emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
+    matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
+    """.split()  # noqa: SIM905
+)
+"""Fields of the code in the first repository of jina-embeddings-v3, which the class does not read."""
+
+JINA_ADAPTERS = {
+    "lora_rank": "the adapters of rank {} for jina-embeddings-v3's tasks are not counted: only its own code has them"
 }
 
 
@@ -275,6 +312,15 @@ MODERN_MODULES: Modules = {
     "classifier": "head + classifier",
     "classifier.dense": ".head.dense",
     "classifier.norm": ".head.norm",
+}
+
+NOMIC_EARLIER: Modules = {
+    "layers": "encoder.layers",
+    "self_attn": "attn",
+    "attn.q_proj": "attn.Wqkv",
+    "attn.k_proj": "attn.Wqkv",
+    "attn.v_proj": "attn.Wqkv",
+    "attn.o_proj": "attn.out_proj",
 }
 
 NOMIC_MODULES: Modules = {
@@ -342,6 +388,15 @@ FAMILIES = {
         },
         OLD,
         modules=NOMIC_MODULES,
+        earlier={
+            "layers": "encoder.layer",
+            "self_attn": "attention",
+            "attention.q_proj": "attention.qkv_proj",
+            "attention.k_proj": "attention.qkv_proj",
+            "attention.v_proj": "attention.qkv_proj",
+            "gate_proj": "up_gate_proj",
+            "mlp.up_proj": "mlp.up_gate_proj",
+        },
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
@@ -357,9 +412,11 @@ FAMILIES = {
             "layer_norm_eps": 1e-5,
             "tie_word_embeddings": True,
         },
-        OLD,
+        OLD | OF_JINA,
+        uncounted=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
+        earlier={**NOMIC_EARLIER, "attn": "mixer"},
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -383,16 +440,8 @@ FAMILIES = {
             "use_rms_norm": None,
         },
         OF_NOMIC,
-        aliases={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "intermediate_size": "n_inner",
-            "hidden_act": "activation_function",
-            "max_position_embeddings": "n_positions",
-        },
-        spelled_as_read=True,
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
+        earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
     ),
 }

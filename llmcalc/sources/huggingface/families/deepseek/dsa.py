@@ -174,5 +174,12 @@ FAMILIES = {
             "self_attn_pre_norm_gate.down_proj": "fc1",
             "self_attn_pre_norm_gate.up_proj": "fc2",
         },
+        earlier={
+            "input_layernorm.mlp.fc1": "input_layernorm.W_down",
+            "input_layernorm.mlp.fc2": "input_layernorm.W_up",
+            "post_attention_layernorm.mlp.fc1": "post_attention_layernorm.W_down",
+            "post_attention_layernorm.mlp.fc2": "post_attention_layernorm.W_up",
+            "q_gate_proj": "q_b_proj",
+        },
     ),
 }

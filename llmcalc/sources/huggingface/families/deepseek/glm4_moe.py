@@ -143,6 +143,7 @@ FAMILIES = {
         frozenset(
             {
                 "scoring_func",
+                "shared_moe_mode",
                 "use_mtp",
                 "num_mtp_modules",
                 "mtp_transformer_layers",
@@ -154,5 +155,7 @@ FAMILIES = {
             }
         ),
         writes=PARTIAL_ROTARY,
+        published_as=frozenset({"mixtral"}),
+        earlier={"mlp": "block_sparse_moe"},
     ),
 }

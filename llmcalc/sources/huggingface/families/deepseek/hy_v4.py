@@ -87,5 +87,6 @@ FAMILIES = {
         ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"},
         writes=UNPADDED,
         modules={**HYPER_MODULES, **DSA_MODULES},
+        earlier={"gate_proj": "linear_gate"},
     )
 }

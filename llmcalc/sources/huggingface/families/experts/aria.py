@@ -60,6 +60,7 @@ FAMILIES = {
             "moe_num_shared_experts": 2,
         },
         frozenset({"num_experts_per_tok"}),
+        earlier={"experts.gate_up_proj": "experts.fc1", "experts.down_proj": "experts.fc2"},
     ),
     "emu3_text_model": Family(
         _emu3,

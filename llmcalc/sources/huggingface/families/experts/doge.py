@@ -14,6 +14,8 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
 
 
 def _doge(c: Config) -> Table:
+    if c.has("hidden_bias"):
+        c.must("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
     hidden, heads, norm = c.size("hidden_size"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
     mixer: Table = {
         "type": "dynamic_mask",
@@ -59,6 +61,17 @@ def _experts(c: Config, shared: Table) -> Table:
     return {"type": "product_key_moe", **routed, "shared_expert": shared}
 
 
+OF_FIRST_CODE = frozenset(
+    {
+        "dynamic_mask_ratio",
+        "expert_retrieval_size",
+        "num_cdmoe_experts",
+        "num_cdmoe_experts_per_head",
+        "num_cdmoe_heads",
+    }
+)
+"""Fields of the code in the first repositories, which the class does not read: it reads is_moe and num_experts."""
+
 FAMILIES = {
     "doge": Family(
         _doge,
@@ -81,7 +94,7 @@ FAMILIES = {
             "num_experts": 16384,
             "num_experts_per_tok": 64,
         },
-        frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        OF_FIRST_CODE | {"num_experts", "num_experts_per_tok", "norm_topk_prob"},
         writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules={
             "mlp.experts": "",

@@ -142,7 +142,6 @@ FAMILIES = {
             "num_attention_heads": 16,
             "num_key_value_heads": 2,
             "head_dim": 128,
-            "sliding_window": None,
         },
         NO_COUNT,
     ),

@@ -96,9 +96,8 @@ def _hunyuan_v1_moe(c: Config) -> Table:
         c.must("moe_layer_num_skipped", 0)
     chosen = _each_layer(c, "num_experts_per_tok")
     kinds: Table = {f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != chosen[0] else {} for k in chosen}
-    mixer = _mixer(c, sliding_window=c.maybe("sliding_window"))
     block = {
-        "attention": mixer,
+        "attention": _mixer(c),
         "feed_forward": moe(experts, chosen[0], glu(c), glu(c)),
         "norm": norm,
         "norm_placement": "pre",
@@ -147,7 +146,6 @@ V1: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
-    "sliding_window": None,
 }
 
 NO_COUNT = frozenset(
@@ -231,5 +229,6 @@ FAMILIES = {
             "mlp_layer_types": None,
         },
         NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        earlier={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }

@@ -23,7 +23,6 @@ from ...parts import (
     prediction,
     rmsnorm,
 )
-from ...writes import Value
 from ..deepseek.deepseek import ROUTING, SIGMOID
 from ..llama.llama import COMMON
 
@@ -42,7 +41,11 @@ def _mimo(c: Config) -> Table:
 
 
 def _mimo_v2_flash(c: Config) -> Table:
-    """MiMo-V2-Flash: sliding layers have sinks and, by default, twice the key/value heads."""
+    """MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
+
+    The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
+    `hybrid_layer_pattern`), so they must have the values that it builds.
+    """
     c.must("add_swa_attention_sink_bias", True)
     c.must("add_full_attention_sink_bias", False)
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
@@ -54,7 +57,10 @@ def _mimo_v2_flash(c: Config) -> Table:
     )
     window = c.size("sliding_window_size") + 1 if c.has("sliding_window_size") else c.size("sliding_window")
     sliding = {"num_key_value_heads": 2 * c.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
-    sliding |= {name: c.size(f"swa_{name}") for name in SLIDING if c.has(f"swa_{name}")}
+    sizes = {name: c.size(name) for name in SLIDING} | {"num_key_value_heads": sliding["num_key_value_heads"]}
+    for name, size in sizes.items():
+        if c.has(f"swa_{name}"):
+            c.must(f"swa_{name}", size)
     experts = moe(
         c.size("n_routed_experts", "num_local_experts"),
         c.size("num_experts_per_tok"),
@@ -62,33 +68,25 @@ def _mimo_v2_flash(c: Config) -> Table:
         **SIGMOID,
     )
     ranges = listed(
-        c,
-        "layer_types",
-        FULL_OR_SLIDING,
-        _either(c, "hybrid_layer_pattern", "full", "sliding", [i > 0 and (i + 1) % 6 > 0 for i in range(depth)]),
+        c, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
-    networks = listed(
-        c, "mlp_layer_types", DENSE_OR_MOE, _either(c, "moe_layer_freq", "dense", "moe", [i > 0 for i in range(depth)])
-    )
+    networks = listed(c, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
+    _require_layers(c, "hybrid_layer_pattern", "sliding", ranges)
+    _require_layers(c, "moe_layer_freq", "moe", networks)
     block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
     seen, network = {"full": {}, "sliding": {"attention": sliding}}, {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, network)))
 
 
-def _either(c: Config, field: str, zero: str, one: str, default: list[bool]) -> list[str]:
-    """Converts a list of 0 and 1 to names; `default` if the config has no list."""
-    given = c.sizes(field) if c.has(field) else [int(d) for d in default]
-    if len(given) != len(default) or not {*given} <= {0, 1}:
-        raise c.wrong(field, given, f"{len(default)} times 0 or 1")
-    return [one if g else zero for g in given]
+def _require_layers(c: Config, field: str, kind: str, layers: list[str]) -> None:
+    """Raises `InputError` if a list of 0 and 1 does not have a 1 for exactly the layers of this kind."""
+    if c.has(field) and c.sizes(field) != [int(layer == kind) for layer in layers]:
+        layer_types = "mlp_layer_types" if kind == "moe" else "layer_types"
+        raise c.wrong(field, c.get(field), f"1 for the {kind} layers of {layer_types}: the class does not read {field}")
 
 
 SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-"""Sizes for which sliding layers may have their own values."""
-
-
-def _of_sliding(field: str) -> Value:
-    return lambda s: getattr(s.sliding, field)
+"""Sizes for which published configs give the sliding layers' values as well, as `swa_…`."""
 
 
 FAMILIES = {
@@ -144,10 +142,6 @@ FAMILIES = {
             "swa_rope_theta",
         },
         writes={
-            **{
-                f"swa_{field}": _of_sliding(field)
-                for field in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-            },
             "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
         },
     ),

@@ -76,5 +76,6 @@ FAMILIES = {
             "self_attn_post_norm": "post_attention_layernorm",
             "mlp_post_norm": "",
         },
+        earlier={"mlp": "block_sparse_moe"},
     ),
 }

@@ -155,6 +155,13 @@ FAMILIES = {
             **{field: _ratio(field) for field in OF_THE_INDEXER},
         },
         modules=HALVES_MODULES,
+        earlier={
+            "mlp.experts": "block_sparse_moe.experts",
+            "mlp.shared_experts": "block_sparse_moe.shared_experts",
+            "mlp.gate": "block_sparse_moe.gate",
+            "indexer.q_proj": "index_q_proj",
+            "indexer.k_proj": "index_k_proj",
+        },
     ),
     "minimax_m3_vl": Family(
         None,

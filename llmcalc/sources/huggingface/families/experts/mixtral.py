@@ -152,6 +152,7 @@ FAMILIES = {
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
+        earlier={"mlp": "block_sparse_moe"},
     ),
     "qwen2_moe": Family(
         _qwen2_moe,
@@ -199,5 +200,6 @@ FAMILIES = {
             "lm_head_bias": False,
         },
         NO_COUNT,
+        earlier={"mlp": "block_sparse_moe"},
     ),
 }

@@ -35,7 +35,9 @@ def gemma_like(
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
     table = decoder(c, block, norm, stack=stack)
-    if c.get("use_bidirectional_attention") is not None and c.flag("use_bidirectional_attention"):
+    if "use_bidirectional_attention" not in c.defaults or c.get("use_bidirectional_attention") is None:
+        return table
+    if c.flag("use_bidirectional_attention"):
         table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2)
     return table
 
@@ -100,6 +102,10 @@ COMMON: dict[str, Any] = {
     "use_bidirectional_attention": None,
 }
 
+VAULT = {name: value for name, value in COMMON.items() if name != "use_bidirectional_attention"}
+"""Defaults of VaultGemma, whose class is always causal."""
+VAULT["attn_logit_softcapping"] = 50.0
+
 IGNORED = frozenset(
     {
         "query_pre_attn_scalar",
@@ -136,7 +142,7 @@ FAMILIES = {
         frozenset({"hidden_activation", "num_image_tokens"}),
     ),
     "gemma2": Family(_gemma2, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_vaultgemma, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_vaultgemma, VAULT, IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
         _gemma3,
         {

@@ -251,7 +251,7 @@ NEOX_MODULES: Modules = {
     "o_proj": "dense",
     "up_proj": "dense_h_to_4h",
     "down_proj": "dense_4h_to_h",
-    "lm_head": "embed_out",
+    "lm_head": "lm_head | embed_out",
 }
 
 FAMILIES = {

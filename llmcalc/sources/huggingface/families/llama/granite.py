@@ -121,11 +121,21 @@ GRANITE_MODULES: Modules = {
     "shared_expert.down_proj": "output_linear",
 }
 
+GRANITE_EARLIER: Modules = {
+    "block_sparse_moe.router": "block_sparse_moe.router.layer",
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear",
+}
+
 FAMILIES = {
     "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
-    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES),
+    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "granitemoeshared": Family(
-        _granitemoeshared, {**COMMON, **EXPERTS, "shared_intermediate_size": 0}, IGNORED, modules=GRANITE_MODULES
+        _granitemoeshared,
+        {**COMMON, **EXPERTS, "shared_intermediate_size": 0},
+        IGNORED,
+        modules=GRANITE_MODULES,
+        earlier=GRANITE_EARLIER,
     ),
     "hyperclovax": Family(
         _hyperclovax,

@@ -9,32 +9,50 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_pattern, qk_norm, rmsnorm, windowed
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_pattern,
+    listed,
+    qk_norm,
+    rmsnorm,
+    windowed,
+)
 from ...writes import WINDOW
 
 
-def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
-    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the config has them."""
+def llama_like(c: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
+    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the family's class has them.
+
+    by_layer: whether `layer_types` counts although the family has no default for it.
+    """
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=sliding(c))
+    return decoder(c, block, norm, stack=sliding(c, by_layer))
 
 
-def sliding(c: Config) -> Table:
-    """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers."""
+def sliding(c: Config, by_layer: bool = False) -> Table:
+    """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers.
+
+    A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
+    whatever a config says.
+    """
+    if "sliding_window" not in c.defaults:
+        return {}
     depth, window = c.size("num_hidden_layers"), c.maybe("sliding_window")
-    types = c.get("layer_types") if "layer_types" in c.data or "layer_types" in c.defaults else None
     first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
     used = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
+    names = ["full" if i < first else "sliding" for i in range(depth)]
+    if by_layer or "layer_types" in c.defaults:
+        names = listed(c, "layer_types", FULL_OR_SLIDING, names)
     if window is None or not used:
         return {}
-    if types is None:
-        names = ["full" if i < first else "sliding" for i in range(depth)]
-    else:
-        kinds = {"full_attention": "full", "sliding_attention": "sliding"}
-        names = [kinds.get(t, "") for t in c.texts("layer_types")]
-        if "" in names or len(names) != depth:
-            raise c.wrong("layer_types", types, f"{depth} times full_attention or sliding_attention")
     variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {"variants": {k: v for k, v in variants.items() if k in names}, **layer_pattern(names)}
 
@@ -44,7 +62,8 @@ def _llama(c: Config) -> Table:
 
 
 def _mistral(c: Config) -> Table:
-    return llama_like(c, attention(c))
+    """Mistral: transformers' `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
+    return llama_like(c, attention(c), by_layer=c.data.get("layer_types") is not None)
 
 
 def _qwen2(c: Config) -> Table:
@@ -87,7 +106,6 @@ FAMILIES = {
             "max_position_embeddings": 2048,
             "attention_bias": False,
             "mlp_bias": False,
-            "sliding_window": None,
         },
         frozenset(
             {
@@ -99,7 +117,6 @@ FAMILIES = {
                 "use_resampler",
             }
         ),
-        writes={"sliding_window": lambda s: None},
     ),
     "mistral": Family(
         _mistral,

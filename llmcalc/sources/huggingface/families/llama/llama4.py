@@ -53,9 +53,9 @@ def _ropes(c: Config, depth: int) -> list[int]:
     """1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
     given, interval = c.get("no_rope_layers"), c.size("no_rope_layer_interval")
     ropes = c.sizes("no_rope_layers") if given else [int((i + 1) % interval != 0) for i in range(depth)]
-    if len(ropes) < depth:
-        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1")
-    return ropes[:depth]
+    if len(ropes) != depth:
+        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1 (the list has {len(ropes)})")
+    return ropes
 
 
 def _qk_normed(s: Facts) -> bool:

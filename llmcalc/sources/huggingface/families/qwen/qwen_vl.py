@@ -56,8 +56,6 @@ QWEN3_VL: dict[str, Any] = {
     "max_position_embeddings": 128000,
     "rms_norm_eps": 1e-6,
     "attention_bias": False,
-    "sliding_window": None,
-    "layer_types": None,
 }
 
 OF_WRAPPER = frozenset(

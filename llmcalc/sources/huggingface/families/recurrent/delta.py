@@ -397,6 +397,7 @@ FAMILIES = {
         aliases=KIMI_NAMES,
         writes={**LATENT_WRITES, **UNPADDED},
         modules=KDA_MODULES,
+        earlier={"forget_gate.f_a_proj": "f_a_proj", "forget_gate.f_b_proj": "f_b_proj", "mlp": "block_sparse_moe"},
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
@@ -441,6 +442,7 @@ FAMILIES = {
             **UNPADDED,
         },
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
+        earlier={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,

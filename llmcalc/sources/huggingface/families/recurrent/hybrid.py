@@ -11,7 +11,7 @@ from ...config import Config
 from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY
-from ..llama.granite import GRANITE_MODULES
+from ..llama.granite import GRANITE_EARLIER, GRANITE_MODULES
 from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
@@ -259,6 +259,7 @@ FAMILIES = {
             "mlp.up_proj": ".shared_mlp.input_linear/2",
             "mlp.down_proj": ".shared_mlp.output_linear",
         },
+        earlier=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(
         _falcon_h1,

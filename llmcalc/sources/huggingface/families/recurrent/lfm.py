@@ -206,6 +206,7 @@ FAMILIES = {
             **UNPADDED,
         },
         modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
+        earlier={"self_attn.g_proj": "self_attn.gate_proj"},
     ),
     "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3", tower_file="pixtral"),
 }

@@ -242,5 +242,6 @@ FAMILIES = {
             "latent_in": "fc1_latent_proj",
             "latent_out": "fc2_latent_proj",
         },
+        earlier={"model": "backbone"},
     ),
 }

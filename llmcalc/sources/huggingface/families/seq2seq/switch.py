@@ -122,6 +122,7 @@ FAMILIES = {
         SWITCH,
         t5.IGNORED | OF_EXPERTS,
         aliases=t5.ALIASES,
+        unread=t5.UNREAD | {"head_dim"},
         writes={
             **T5_WRITES,
             "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")),

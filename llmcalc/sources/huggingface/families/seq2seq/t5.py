@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from .....ops import Linear, Op
-from .....run.rows import LOGITS
+from .....workload.rows import LOGITS
 from ...config import Config
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
@@ -127,6 +127,7 @@ ALIASES = {
     "head_dim": "d_kv",
     "intermediate_size": "d_ff",
 }
+UNREAD = frozenset({"intermediate_size"})
 IGNORED = frozenset(
     {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
 )
@@ -192,6 +193,7 @@ FAMILIES = {
         T5,
         IGNORED,
         aliases=ALIASES,
+        unread=UNREAD,
         writes=T5_WRITES,
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
@@ -202,6 +204,7 @@ FAMILIES = {
         MT5,
         IGNORED,
         aliases=ALIASES,
+        unread=UNREAD,
         writes=T5_WRITES,
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
@@ -212,6 +215,7 @@ FAMILIES = {
         MT5,
         IGNORED,
         aliases=ALIASES,
+        unread=UNREAD,
         writes=T5_WRITES,
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
@@ -222,6 +226,7 @@ FAMILIES = {
         {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
         IGNORED | {"global_block_size"},
         aliases=ALIASES,
+        unread=UNREAD,
         writes={**T5_WRITES, **LONG_WRITES},
         deviations=(ALWAYS_TIED,),
         modules={

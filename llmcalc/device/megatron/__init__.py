@@ -1,5 +1,0 @@
-"""The memory of any rank of a Megatron run: set-up, two steps by the schedule, and the optimizer, tensor by tensor."""
-
-from .answer import rank_memory, replay_rank
-
-__all__ = ["rank_memory", "replay_rank"]

@@ -1,0 +1,79 @@
+"""What a run takes on a GPU beside its own tensors: workspaces inside torch's allocator, and the context outside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..accelerator import Hardware
+from ..errors import InputError
+
+KIB = 1024
+
+LARGE_WORKSPACE = 4096 * 8 * KIB
+"""Bytes of a cuBLAS workspace on GPUs of compute capability 9, 10 and 12: CUBLAS_WORKSPACE_CONFIG=:4096:8."""
+
+WORKSPACE = (4096 * 2 + 16 * 8) * KIB
+"""Bytes of a cuBLAS workspace on other GPUs: `:4096:2:16:8`.
+
+Source of both: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.13, `getChosenWorkspaceSize`. Before torch 2.7 only
+capability 9.0 had the larger one.
+"""
+
+LARGE = (9, 10, 12)
+"""Major compute capabilities with the larger workspace."""
+
+CONTEXT = 512 << 20
+"""Bytes of a CUDA context, with kernels loaded as they are used. An estimate: 0.4 to 0.6 GiB by GPU and driver."""
+
+UNIFIED = ("Apple", "Google", "AWS")
+"""Vendors whose accelerators have no CUDA context and no such workspaces."""
+
+_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The GPU's part of a run.
+
+    workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
+        allocator. Default: that of an H100.
+    context: bytes of the CUDA context, outside torch's allocator.
+    expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
+        default.
+    gpu: the accelerator's name, by which frameworks choose kernels.
+    """
+
+    workspace: int = LARGE_WORKSPACE
+    context: int = CONTEXT
+    expandable: bool = False
+    gpu: str = "H100"
+
+
+HOPPER = Runtime()
+"""An H100 or H200 with torch's defaults."""
+
+
+def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
+    """The runtime on an accelerator; by default on an H100. config: CUBLAS_WORKSPACE_CONFIG, by default not set.
+
+    An accelerator whose compute capability is not known is taken for an H100.
+    """
+    name = Runtime.gpu if hardware is None else hardware.name.upper()
+    if hardware is not None and hardware.vendor in UNIFIED:
+        return Runtime(0, 0, expandable, name)
+    capability = None if hardware is None else hardware.compute_capability
+    large = capability is None or int(capability.partition(".")[0]) in LARGE
+    workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
+    return Runtime(workspace, CONTEXT, expandable, name)
+
+
+def workspace_bytes(config: str) -> int:
+    """Bytes of a workspace under a CUBLAS_WORKSPACE_CONFIG: `:4096:8` is eight buffers of 4096 KiB; `:0:0` is none.
+
+    Raises `InputError` for a value that torch does not read.
+    """
+    if not _CONFIG.fullmatch(config):
+        raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
+    numbers = [int(one) for one in config.split(":")[1:]]
+    return sum(size * many * KIB for size, many in zip(numbers[::2], numbers[1::2], strict=True))

@@ -1,0 +1,585 @@
+"""Every setting of a run: its name, type, default and help, and the phases in which it means something.
+
+One declaration a setting. The options of `memory`, `fit` and `plan`, the arguments of the Python functions, the fields
+of the page and of budgets, and the checks of all of them, are read from here (`workload/setting.py`). What runs with
+these settings is in `device_memory/simulated_run.py`, what stays in memory in `device_memory/static.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from ..errors import InputError, shown, suggest
+from ..units import dtype
+from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
+from ..workload.lora import ALL_LINEAR, Base, Library
+from ..workload.recompute import MODES, Recompute, recompute_of
+from ..workload.setting import (
+    TRAINING,
+    WITHOUT_GRADIENTS,
+    Setting,
+    check_phase,
+    checked_values,
+    declared,
+    option,
+)
+
+if TYPE_CHECKING:
+    from ..model import ModelSpec
+
+MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
+MasterWeights: TypeAlias = Literal["fp32", "none"]
+Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
+Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
+"""How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
+kernel for all operations; `loop`, tensor after tensor.
+"""
+ZeroGrad: TypeAlias = Literal["none", "zeros"]
+Allocator: TypeAlias = Literal["segments", "expandable"]
+
+PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
+    "bf16": ("bfloat16", "none"),
+    "bf16-master": ("bfloat16", "fp32"),
+    "autocast": ("float32", "none"),
+    "fp32": ("float32", "none"),
+}
+"""Training precision → number format of the weights, and format of the master copy that the optimizer updates.
+
+bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
+autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
+"""
+
+KV_BLOCK = 16
+"""Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
+
+SERVED_TOKENS = 8192
+"""Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
+(vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
+"""
+
+MOST_MICROBATCHES = 2**20
+"""The most micro-batches per step. From the second on all are alike, so two are replayed."""
+
+CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
+
+
+def check_number_format(where: str, value: str) -> str:
+    """The full name of a number format."""
+    try:
+        return dtype(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def check_cache_format(where: str, value: str) -> str:
+    """The name of a cache format, as it was given."""
+    from ..costs.cache_formats import cache_format
+
+    try:
+        cache_format(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return value
+
+
+def check_optimizer(where: str, value: str) -> str:
+    """The name of an optimizer, of its aliases too."""
+    from ..costs.optimizers import ALIASES, OPTIMIZERS
+
+    known = [*OPTIMIZERS, *ALIASES]
+    if value not in known:
+        raise InputError(
+            f"{where}: {shown(value)} is not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(
+                "."
+            )
+        )
+    return ALIASES.get(value, value)
+
+
+def check_recompute(where: str, value: str) -> str:
+    """A value of `recompute`, as it was given."""
+    recompute_of(value)
+    return value
+
+
+def check_capacity(where: str, value: str) -> str:
+    """A value of `moe`, as it was given."""
+    from ..workload.expert_capacity import capacity_of
+
+    capacity_of(value)
+    return value
+
+
+def check_version(where: str, value: str) -> str:
+    """A version such as 2.4.1."""
+    if not _VERSION.fullmatch(value):
+        raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
+    return value
+
+
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+
+
+def _optimizers() -> Iterable[str]:
+    from ..costs.optimizers import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
+def _schemes() -> Iterable[str]:
+    from ..costs.quantization import COMMON
+
+    return (*COMMON, "none")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model runs on one device. None means the default. A setting of another phase is an error."""
+
+    phase: Annotated[
+        MemoryPhase,
+        Setting(
+            "training, prefill, decode or inference. prefill reads a prompt, decode adds one token after --seq tokens, "
+            "inference is the larger of the two with the kernels and the cache of a server. The default of fit "
+            "--devices and of plan is training.",
+            "What runs",
+            "inference",
+            metavar="WORD",
+            common=True,
+        ),
+    ] = "inference"
+    batch: Annotated[
+        int | None,
+        Setting(
+            "Sequences at once. In training those of a micro-batch.",
+            "What runs",
+            "1",
+            spellings=("-b", "--micro-batch"),
+            common=True,
+        ),
+    ] = None
+    seq: Annotated[
+        int | None,
+        Setting(
+            "Tokens of each sequence, such as 4096 or 32k. In decode those in the cache before the step. By default "
+            "2,048 in training, else the context that the model was made for, at most 32,768.",
+            "What runs",
+            spellings=("-s", "--ctx", "--max-model-len"),
+            common=True,
+        ),
+    ] = None
+    source: Annotated[
+        int | None,
+        Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of the weights: bf16, fp8, … By default the published one, in training that of --precision.",
+            "Precision and kernels",
+            check=check_number_format,
+            metavar="DTYPE",
+            common=True,
+        ),
+    ] = None
+    precision: Annotated[
+        Precision | None,
+        Setting(
+            "In training bf16, bf16-master, autocast or fp32. bf16-master has bf16 weights and gradients and fp32 master "
+            "weights and states; autocast keeps weights in fp32.",
+            "Precision and kernels",
+            "bf16-master",
+            TRAINING,
+            metavar="WORD",
+            common=True,
+        ),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        Setting(
+            "How weights are stored: q4_k_m, awq-int4-g128, … By default as the config says.",
+            "Precision and kernels",
+            "",
+            WITHOUT_GRADIENTS,
+            example="nf4",
+            metavar="SCHEME",
+            common=True,
+            complete=_schemes,
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        Setting(
+            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMATS} By default bf16 in inference, else that "
+            "of the activations.",
+            "Precision and kernels",
+            "",
+            WITHOUT_GRADIENTS,
+            check=check_cache_format,
+            metavar="FORMAT",
+            common=True,
+        ),
+    ] = None
+    grad_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of gradients.",
+            "Precision and kernels",
+            "that of the weights",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    master_weights: Annotated[
+        MasterWeights | None,
+        Setting(
+            "Format of a second copy of the weights, which is updated.",
+            "Precision and kernels",
+            "as --precision",
+            TRAINING,
+        ),
+    ] = None
+    optimizer_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of optimizer states.",
+            "Precision and kernels",
+            "that of the tensors being updated",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    logits_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format in which the loss reads the logits.",
+            "Precision and kernels",
+            "fp32 for an eager cross-entropy, else their own",
+            TRAINING,
+            check=check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        Setting(
+            "adamw, sgd, adafactor, adamw-8bit or muon.",
+            "Training",
+            "adamw",
+            TRAINING,
+            check=check_optimizer,
+            example="adamw",
+            metavar="NAME",
+            common=True,
+            complete=_optimizers,
+        ),
+    ] = None
+    recompute: Annotated[
+        str | None,
+        Setting(
+            f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
+            "(modules of a layer).",
+            "Training",
+            "none",
+            TRAINING,
+            check=check_recompute,
+            example="full",
+            metavar="MODE",
+            common=True,
+            complete=lambda: MODES,
+        ),
+    ] = None
+    num_microbatches: Annotated[
+        int | None,
+        Setting(
+            "Micro-batches per step. Their gradients are accumulated.",
+            "Training",
+            "1",
+            TRAINING,
+            most=MOST_MICROBATCHES,
+            common=True,
+        ),
+    ] = None
+    momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
+    optimizer_impl: Annotated[
+        Implementation | None,
+        Setting("How the optimizer's step runs.", "Training", "the library's own on a GPU", TRAINING),
+    ] = None
+    zero_grad: Annotated[
+        ZeroGrad | None,
+        Setting("Free gradients after a step (none), or keep them as zeros.", "Training", "none", TRAINING),
+    ] = None
+    optimizer_in_backward: Annotated[
+        bool | None,
+        Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING),
+    ] = None
+    precision_aware_optimizer: Annotated[
+        bool | None,
+        Setting(
+            "The optimizer keeps main weights and states in formats of its own, --grad-dtype and --optimizer-dtype. "
+            "Of a --framework whose optimizer does.",
+            "Training",
+            phases=TRAINING,
+        ),
+    ] = None
+    offload_activations: Annotated[
+        bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
+    ] = None
+    moe: Annotated[
+        str | None,
+        Setting(
+            "Experts take all rows that choose them (dropless), or F times an even share of the rows (capacity:F).",
+            "Training",
+            "dropless",
+            TRAINING,
+            check=check_capacity,
+            example="capacity:1.5",
+            metavar="dropless|capacity:F",
+        ),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        Setting(
+            "Train low-rank adapters of this rank (LoRA). The weights beside them are frozen.",
+            "Low-rank adapters",
+            "",
+            TRAINING,
+            common=True,
+        ),
+    ] = None
+    base: Annotated[
+        Base | None,
+        Setting(
+            "With --lora-rank: none, nf4 (QLoRA) or nf4-dq. How frozen matrices of the layers are stored.",
+            "Low-rank adapters",
+            "none",
+            TRAINING,
+            "lora_rank",
+            metavar="WORD",
+            common=True,
+        ),
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            f"Linear layers with an adapter: names, or {ALL_LINEAR}.",
+            "Low-rank adapters",
+            "q_proj,v_proj",
+            TRAINING,
+            "lora_rank",
+            metavar="NAMES",
+        ),
+    ] = None
+    lora_dtype: Annotated[
+        str | None,
+        Setting(
+            "Number format of adapters.",
+            "Low-rank adapters",
+            "fp32, as in PEFT",
+            TRAINING,
+            "lora_rank",
+            check_number_format,
+            metavar="DTYPE",
+        ),
+    ] = None
+    lora_dropout: Annotated[
+        bool | None,
+        Setting("The input of an adapter passes dropout.", "Low-rank adapters", phases=TRAINING, needs="lora_rank"),
+    ] = None
+    lora_library: Annotated[
+        Library | None,
+        Setting(
+            "Whose adapters run; libraries differ in casts and copies.",
+            "Low-rank adapters",
+            "peft",
+            TRAINING,
+            "lora_rank",
+        ),
+    ] = None
+    modules_to_save: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            "Modules of which a copy is trained in full beside the frozen one: embed_tokens,lm_head.",
+            "Low-rank adapters",
+            "none",
+            TRAINING,
+            "lora_rank",
+            metavar="NAMES",
+        ),
+    ] = None
+    quantized_head: Annotated[
+        bool | None,
+        Setting(
+            "--base includes the output head, as in Lightning Fabric.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
+    bitsandbytes: Annotated[
+        str | None,
+        Setting(
+            "Version of bitsandbytes; before 0.43.2 products with 4-bit weights keep their inputs.",
+            "Low-rank adapters",
+            "the newest",
+            TRAINING,
+            "lora_rank",
+            check_version,
+            "0.45.0",
+            metavar="VERSION",
+        ),
+    ] = None
+    attn_implementation: Annotated[
+        AttentionImplementation | None,
+        Setting(
+            "Kernels of attention: eager, sdpa-math or flash. eager keeps all scores, flash none. By default flash in "
+            "inference, else eager.",
+            "Precision and kernels",
+            spellings=("--attn",),
+            metavar="KIND",
+            common=True,
+        ),
+    ] = None
+    norm: Annotated[
+        NormImplementation | None,
+        Setting("Norms step by step or as one kernel.", "Precision and kernels", "fused in inference, else eager"),
+    ] = None
+    cross_entropy: Annotated[
+        CrossEntropy | None,
+        Setting(
+            "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune.",
+            "Precision and kernels",
+            "eager",
+            TRAINING,
+        ),
+    ] = None
+    loss_chunk: Annotated[
+        int | None,
+        Setting("Tokens of a chunk of a split cross-entropy.", "Precision and kernels", "an eighth of them", TRAINING),
+    ] = None
+    keep_logits: Annotated[
+        bool | None,
+        Setting(
+            "The training loop names the logits until the backward pass has run.",
+            "Precision and kernels",
+            phases=TRAINING,
+        ),
+    ] = None
+    fused_qkv: Annotated[
+        bool | None, Setting("Queries, keys and values are one product.", "Precision and kernels", phases=TRAINING)
+    ] = None
+    compile: Annotated[
+        bool | None,
+        Setting(
+            "An estimate of torch.compile: products and attention keep their results, norms are fused, and everything "
+            "else is computed again in the backward pass.",
+            "Precision and kernels",
+            phases=TRAINING,
+        ),
+    ] = None
+    torch: Annotated[
+        str | None,
+        Setting(
+            "Version of torch; before 2.1 AdamW's step makes two temporaries.",
+            "Precision and kernels",
+            "the newest",
+            TRAINING,
+            check=check_version,
+            example="2.6",
+            metavar="VERSION",
+        ),
+    ] = None
+    chunk: Annotated[
+        int | None,
+        Setting(
+            "Tokens of each sequence in a pass over the prompts.",
+            "Inference",
+            f"as many as make {SERVED_TOKENS:,} of all sequences in inference, else whole prompts",
+            WITHOUT_GRADIENTS,
+        ),
+    ] = None
+    kv_block: Annotated[
+        int | None,
+        Setting(
+            "Tokens of a block of a paged cache; 0 for a cache that grows by concatenation.",
+            "Inference",
+            f"{KV_BLOCK} in inference and where the cache has a format of its own, else 0",
+            WITHOUT_GRADIENTS,
+            least=0,
+        ),
+    ] = None
+    mla: Annotated[
+        LatentForm | None,
+        Setting("Form of latent attention.", "Inference", "absorbed in decode, expanded elsewhere", WITHOUT_GRADIENTS),
+    ] = None
+    allocator: Annotated[
+        Allocator | None,
+        Setting("Whether torch's allocator makes segments or expandable ones.", "Hardware", "segments"),
+    ] = None
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some settings changed."""
+        return replace(self, **changes)
+
+    @property
+    def serves(self) -> bool:
+        """Whether kernels and cache are those of a server by default."""
+        return self.phase == "inference"
+
+    def recomputed(self) -> Recompute:
+        """What runs again in the backward pass."""
+        return recompute_of(self.recompute or "none")
+
+    def cached(self, seq: int) -> int:
+        """Tokens of each sequence that the cache holds after the last pass."""
+        return seq + 1 if self.phase == "decode" else seq
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises `InputError`, naming the option, for a value that a setting does not take, for a setting of another
+        phase or of another kind of model, and for settings that contradict each other.
+        """
+        for name, found in declared(Settings).items():
+            found.checked(getattr(self, name))
+        if self.quantize is not None and self.phase == "training":
+            raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
+        check_phase(self, self.phase)
+        _check_model(self, spec)
+        if self.chunk is not None and self.phase == "decode":
+            raise InputError("--chunk: a decoding step reads one token; expected --phase prefill or inference")
+        if self.logits_dtype is not None and self.cross_entropy == "chunked":
+            raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
+        if self.loss_chunk is not None and self.cross_entropy != "split":
+            raise InputError("--loss-chunk: it is for --cross-entropy split")
+        if self.optimizer_in_backward and (self.num_microbatches or 1) > 1:
+            raise InputError(
+                "--optimizer-in-backward: it takes one micro-batch per step; expected no --num-microbatches"
+            )
+
+
+def _check_model(settings: Settings, spec: ModelSpec) -> None:
+    """Raises `InputError` for a setting that this kind of model does not have."""
+    from ..costs.context_length import check_source
+    from ..ops import ExpertLinear
+
+    check_source(spec, settings.source)
+    if spec.kind == "encoder":
+        if settings.phase == "decode":
+            raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+        for name in ("chunk", "kv_block", "kv_dtype"):
+            if getattr(settings, name) is not None:
+                raise InputError(f"{option(name)}: an encoder-only model keeps no cache")
+    if settings.moe is not None and not any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk()):
+        raise InputError("--moe: the model has no experts; expected no --moe")
+
+
+def settings_of(**given: Any) -> Settings:
+    """The settings of these names and values.
+
+    Raises `InputError` for a name that no setting has, and for a value that it does not take.
+    """
+    return Settings(**checked_values(Settings, given))

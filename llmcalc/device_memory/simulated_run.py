@@ -1,0 +1,165 @@
+"""What the simulator runs under given settings: kernels, a training run, and passes without gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import InputError
+from ..model import ModelSpec
+from ..optional import TOWERS
+from ..simulator.adapters import Adapters
+from ..simulator.choices import Choices
+from ..simulator.tensor import DTYPES, FLOAT8, Dtype
+from ..units import dtype, short_dtype
+from ..workload.execution import AttentionImplementation
+from ..workload.expert_capacity import capacity_of
+from .inference import Inference
+from .optimizer_steps import implementations
+from .settings import KV_BLOCK, SERVED_TOKENS, Implementation, Settings
+from .static import MemoryUse
+from .training import Training
+
+COMPUTED = ("bfloat16", "float16", "float32", "float64")
+"""Number formats of activations."""
+
+
+def kernel_choices(settings: Settings, attention: AttentionImplementation | None = None) -> Choices:
+    """The kernels that run. attention: the implementation where none is set; by default the phase's."""
+    serves = settings.serves
+    return Choices(
+        attention=settings.attn_implementation or attention or ("flash" if serves else "eager"),
+        norm=settings.norm or ("fused" if serves else "eager"),
+        cross_entropy=settings.cross_entropy or "eager",
+        logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
+        loss_chunk=settings.loss_chunk,
+        keeps_logits=bool(settings.keep_logits),
+        fused_qkv=bool(settings.fused_qkv),
+        compiled=bool(settings.compile),
+        capacity=None if settings.moe is None else capacity_of(settings.moe),
+    )
+
+
+def optimizer_implementation(settings: Settings, use: MemoryUse) -> Implementation | None:
+    """How the optimizer's step runs; None without an optimizer."""
+    return None if use.optimizer is None else settings.optimizer_impl or implementations(use.optimizer.name)[0]
+
+
+def training_run(settings: Settings, use: MemoryUse) -> Training:
+    """The training that is replayed. use: the bytes that stay between passes under these settings.
+
+    Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
+    """
+    assert use.optimizer is not None
+    if settings.precision_aware_optimizer:
+        raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
+    if settings.optimizer_impl is not None and settings.optimizer_impl not in implementations(use.optimizer.name):
+        known = ", ".join(implementations(use.optimizer.name))
+        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {use.optimizer.name} has {known}")
+    states = use.optimizer.dtype
+    updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
+    adapters = None
+    if use.adapters is not None:
+        adapters = Adapters(
+            use.adapters.rank,
+            use.adapters.targets,
+            bool(settings.lora_dropout),
+            DTYPES[computing_format(use.adapter_dtype, "--lora-dtype")],
+            use.adapters.base,
+            use.adapters.library,
+            use.adapters.copies,
+            use.adapters.quantized_head,
+            settings.bitsandbytes or "",
+        )
+    return Training(
+        batch=use.workload.batch,
+        seq=use.workload.seq,
+        source=settings.source,
+        microbatches=settings.num_microbatches or 1,
+        dtype=computing_format(use.dtype, "--dtype"),
+        master=use.has_master,
+        optimizer=use.optimizer.name,
+        implementation=settings.optimizer_impl,
+        momentum=bool(settings.momentum),
+        recompute=settings.recomputed(),
+        choices=kernel_choices(settings),
+        autocast=settings.precision == "autocast",
+        adapters=adapters,
+        include=use.count.include - {TOWERS.name},
+        keeps_gradients=settings.zero_grad == "zeros",
+        optimizer_in_backward=bool(settings.optimizer_in_backward),
+        offload=bool(settings.offload_activations),
+        torch=settings.torch or "",
+        state_dtype=None if states in ("", "uint8", updated) else storage_format(states, "--optimizer-dtype"),
+        gradient_dtype=None
+        if use.grad_dtype == (use.adapter_dtype or use.dtype)
+        else storage_format(use.grad_dtype, "--grad-dtype"),
+    )
+
+
+def cache_block(settings: Settings, use: MemoryUse) -> int:
+    """Tokens of a block of a paged cache; 0 for a cache that grows by concatenation, or without one."""
+    if not use.kv_dtype:
+        return 0
+    if settings.kv_block is not None:
+        return settings.kv_block
+    return KV_BLOCK if settings.serves or use.kv_dtype != activation_format(use) else 0
+
+
+def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
+    """Tokens of each sequence in a pass over the prompts; None for whole prompts."""
+    if settings.chunk is None and settings.serves and use.kv_dtype:
+        return int(max(1, SERVED_TOKENS // use.workload.batch))
+    return settings.chunk
+
+
+def inference_passes(
+    settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation
+) -> list[Inference]:
+    """The passes that are replayed. use: the bytes that stay between passes under these settings."""
+    block, seq, computing = cache_block(settings, use), use.workload.seq, activation_format(use)
+    if use.kv_dtype and not block and use.kv_dtype != computing:
+        raise InputError(
+            f"--kv-dtype {short_dtype(use.kv_dtype)}: a cache that grows by concatenation has the format of the "
+            f"activations, {short_dtype(computing)}; expected --kv-block {KV_BLOCK}"
+        )
+    prefill = Inference(
+        phase="prefill",
+        batch=use.workload.batch,
+        seq=seq,
+        source=settings.source,
+        chunk=prompt_chunk(settings, use),
+        dtype=computing,
+        choices=replace(kernel_choices(settings, attention), attention=attention),
+        mla=settings.mla or "auto",
+        include=use.count.include - {TOWERS.name},
+        paged=bool(block),
+        weights=not is_stored_otherwise(use),
+    )
+    if settings.phase == "prefill" or spec.kind == "encoder":
+        return [prefill]
+    if settings.phase == "decode":
+        return [replace(prefill, phase="decode", chunk=None)]
+    return [prefill, *([replace(prefill, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
+
+
+def is_stored_otherwise(use: MemoryUse) -> bool:
+    """Whether weights are stored in a format that no pass computes in."""
+    return use.quantized is not None or use.dtype not in COMPUTED
+
+
+def activation_format(use: MemoryUse) -> str:
+    """The number format in which a pass without gradients computes: that of the weights, or bf16 for narrow ones."""
+    return use.dtype if use.dtype in COMPUTED else "bfloat16"
+
+
+def computing_format(name: str, option: str) -> str:
+    """The number format in which a pass computes. Raises `InputError`, naming the option, for one that it cannot."""
+    if name not in COMPUTED:
+        known = ", ".join(map(short_dtype, COMPUTED))
+        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {known}")
+    return name
+
+
+def storage_format(name: str, option: str) -> Dtype:
+    """The element type of tensors that are stored in that format."""
+    return FLOAT8 if name == "float8" else DTYPES[computing_format(name, option)]

@@ -1,0 +1,367 @@
+"""What stays in memory between passes, in closed form: weights and cache in inference; weights, gradients and optimizer
+states in training.
+
+Every kind is one entry of `MemoryUse.parts`. What a pass itself takes, such as activations, is in `device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ..accelerator import Hardware
+from ..algebra import Number, add, ceil_div
+from ..costs.adapters import LowRank, low_rank
+from ..costs.cache import cache_bits_of
+from ..costs.cache_formats import cache_format
+from ..costs.context_length import longest_sequence, usual_context, usual_sequence
+from ..costs.optimizers import ALIASES, Held, OptimizerState, bytes_of, elements_of, held_tensors, optimizer_state
+from ..costs.params import ParameterCount
+from ..costs.quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
+from ..errors import InputError
+from ..flow.module_names import Checkpoint
+from ..model import ModelSpec
+from ..optional import OPTIONAL_PARTS
+from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
+from .settings import PRECISIONS, MemoryPhase, Settings
+
+DEFAULT_TARGETS = ("q_proj", "v_proj")
+"""Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The memory required by one copy of a model, in bytes.
+
+    count: the parameters.
+    phase: training, prefill, decode or inference.
+    dtype: number format of the weights; with `quantized`, of the unconverted tensors.
+    workload: the sequences in the cache.
+    kv_dtype: format of the cache; empty without a cache.
+    grad_dtype, has_master, optimizer, precision: set in training only.
+    quantized: bytes of the weights under a quantization scheme; None without one.
+    adapters: what is trained in the place of the weights, in `adapter_dtype`; None if the weights are.
+    """
+
+    count: ParameterCount
+    phase: MemoryPhase
+    dtype: str
+    workload: Workload
+    kv_dtype: str = ""
+    grad_dtype: str = ""
+    has_master: bool = False
+    optimizer: OptimizerState | None = None
+    quantized: QuantizedSize | None = None
+    precision: str = ""
+    adapters: LowRank | None = None
+    adapter_dtype: str = ""
+
+    @property
+    def weights(self) -> Number:
+        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once.
+
+        With adapters, of the frozen weights as they are stored, and of the adapters.
+        """
+        if self.quantized is not None:
+            return self.quantized.total
+        if self.adapters is None:
+            return bytes_of(self.count.total, self.dtype)
+        narrow, stored = self.adapters.narrowed(self.count.tree, self.count.include)
+        frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
+        return add(frozen, add(*(bytes_of(elements_of(held), dtype) for held, dtype in self._trained_apart)))
+
+    @property
+    def trained(self) -> Number:
+        """The number of trained parameters: all, or those of the adapters; 0 in inference."""
+        if self.phase != "training":
+            return 0
+        if self.adapters is None:
+            return self.count.total
+        return add(*(elements_of(held) for held, _ in self._trained_apart))
+
+    @property
+    def _trained_apart(self) -> tuple[tuple[list[Held], str], tuple[list[Held], str]]:
+        """The tensors of adapters and of trained copies, each with their number format."""
+        assert self.adapters is not None
+        of = self.count.tree, self.count.include
+        return (self.adapters.adapters(*of), self.adapter_dtype), (self.adapters.copied(*of), self.dtype)
+
+    @property
+    def gradients(self) -> Number:
+        """Bytes of the gradients, one per trained parameter; 0 in inference."""
+        if not self.grad_dtype:
+            return 0
+        if self.adapters is None:
+            return bytes_of(self.trained, self.grad_dtype)
+        (adapters, dtype), (copies, own) = self._trained_apart
+        chosen = self.grad_dtype != dtype
+        formats = (self.grad_dtype, self.grad_dtype if chosen else own)
+        return add(*(bytes_of(elements_of(held), one) for held, one in zip((adapters, copies), formats, strict=True)))
+
+    @property
+    def master_weights(self) -> Number:
+        """Bytes of the fp32 master copy of all parameters; 0 without one."""
+        return bytes_of(self.count.total, "float32") if self.has_master else 0
+
+    @property
+    def optimizer_bytes(self) -> Number:
+        return 0 if self.optimizer is None else self.optimizer.bytes
+
+    @property
+    def kv_cache(self) -> Number:
+        """Bytes of keys, values and recurrent states after the pass, with the included parts.
+
+        There are `seq` tokens per sequence, after a decoding step one more.
+        """
+        return self._cache(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
+
+    def paged(self, block: int, tokens: Number) -> Number:
+        """Bytes of a cache of that many tokens per sequence in whole blocks of `block` tokens."""
+        return self._cache(self.workload.with_(seq=ceil_div(tokens, block) * block))
+
+    @property
+    def full_context(self) -> Number:
+        """The model's context length in tokens; None if it states none."""
+        return longest_sequence(self.count.spec)
+
+    @property
+    def kv_cache_of_full_context(self) -> Number:
+        """Bytes of the cache of one sequence of `full_context` tokens."""
+        return self._cache(Workload(1, self.full_context, phase="prefill"))
+
+    def _cache(self, workload: Workload) -> Number:
+        if not self.kv_dtype:
+            return 0
+        return bits_to_bytes(self.count.tree.total(cache_bits_of(self.kv_dtype), Sight(workload), self.count.include))
+
+    @property
+    def parts(self) -> dict[str, Number]:
+        """Bytes by kind of memory. The entries are disjoint and add up to `total_bytes`."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "master_weights": self.master_weights,
+            "optimizer": self.optimizer_bytes,
+            "kv_cache": self.kv_cache,
+        }
+
+    @property
+    def total_bytes(self) -> Number:
+        total: Number = 0
+        for size in self.parts.values():
+            total = add(total, size)
+        return total
+
+    @property
+    def not_counted(self) -> list[str]:
+        """What is not included in any part: optional parts of the model, and scales of narrow weights."""
+        found = [
+            f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
+            for option, size in self.count.left_out.items()
+        ]
+        if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
+            counted_by = " (--quantize counts them)" if self.phase != "training" else ""
+            found.append(
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
+            )
+        return found
+
+
+Verdict: TypeAlias = Literal["fits", "tight", "no"]
+
+TIGHT = 0.9
+"""Share of an accelerator's memory above which the verdict is `tight`: free blocks of the allocator and the context of
+the runtime are estimates.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a number of bytes fits on one accelerator.
+
+    needed: bytes required.
+    left_bytes: the headroom in bytes; negative for a shortfall.
+    """
+
+    hardware: Hardware
+    needed: int
+
+    @property
+    def capacity(self) -> int:
+        """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
+        return self.hardware.capacity_bytes
+
+    @property
+    def nominal(self) -> bool:
+        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
+        return self.hardware.usable_memory_bytes is None
+
+    @property
+    def left_bytes(self) -> int:
+        return self.capacity - self.needed
+
+    @property
+    def share(self) -> float:
+        """The bytes required over the capacity; more than 1 if they do not fit."""
+        return self.needed / self.capacity
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the bytes required fit."""
+        return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
+
+
+def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
+    """Whether that many bytes fit on each accelerator alone, smallest memory first."""
+    return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
+
+
+def memory(
+    spec: ModelSpec,
+    settings: Settings = Settings(),
+    published: str = "bfloat16",
+    include: frozenset[str] = frozenset(),
+    config: Mapping[str, Any] | Checkpoint | None = None,
+) -> MemoryUse:
+    """Computes the memory required under `settings`.
+
+    published: number format of the published weights; default bfloat16.
+    include: optional parts to include (`mtp`, `towers`).
+    config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
+        it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
+    Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
+    phase or to the optimizer.
+    """
+    settings.check(spec)
+    count = ParameterCount(spec, spec.tree(), include)
+    if settings.phase == "training":
+        return _training(spec, count, settings)
+    return _inference(spec, count, settings, published, config)
+
+
+def _inference(
+    spec: ModelSpec,
+    count: ParameterCount,
+    settings: Settings,
+    published: str,
+    config: Mapping[str, Any] | Checkpoint | None,
+) -> MemoryUse:
+    weights, stored = dtype(settings.dtype or published), None
+    scheme = _scheme(settings, config)
+    if scheme is not None:
+        weights = _wide(settings, published)
+        names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
+        stored = quantized(spec, scheme, weights, count.include, names)
+    batch = 1 if settings.batch is None else settings.batch
+    seq = usual_context(spec) if settings.seq is None else settings.seq
+    workload = Workload(batch, seq, source=settings.source, phase="prefill")
+    if spec.kind == "encoder":
+        return MemoryUse(count, settings.phase, weights, workload, quantized=stored)
+    usual = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
+    cache = cache_format(settings.kv_dtype or usual).name
+    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored)
+
+
+def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+    """Returns the scheme given by `quantize`, else the config's; None if `dtype` is given without `quantize`."""
+    if settings.quantize is not None:
+        return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
+    table = config.config if isinstance(config, Checkpoint) else config
+    return scheme_of_config(table) if settings.dtype is None else None
+
+
+def _wide(settings: Settings, published: str) -> str:
+    """The number format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
+    if settings.dtype is None:
+        return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
+    if DTYPE_BITS[dtype(settings.dtype)] < 16:
+        raise InputError(
+            f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 bits "
+            "or more"
+        )
+    return dtype(settings.dtype)
+
+
+def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+    batch = 1 if settings.batch is None else settings.batch
+    seq = usual_sequence(spec) if settings.seq is None else settings.seq
+    workload = Workload(batch, seq, source=settings.source, phase="training")
+    precision = settings.precision or "bf16-master"
+    trained, copied = PRECISIONS[precision]
+    weights = _float(settings.dtype, "--dtype", trained)
+    master = settings.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
+    if master == "fp32" and DTYPE_BITS[weights] >= 32:
+        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
+    name = settings.optimizer or "adamw"
+    name = ALIASES.get(name, name)
+    if settings.momentum is not None and name != "sgd":
+        raise InputError(f"--momentum: for --optimizer sgd, not {name}")
+    if settings.optimizer_dtype is not None and (name == "adamw-8bit" or (name == "sgd" and not settings.momentum)):
+        what = (
+            "its states are 8-bit, with fp32 scales" if name == "adamw-8bit" else "without --momentum it keeps no state"
+        )
+        raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
+    states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
+    adapters, adapter_dtype = _adapters(settings, count)
+    if adapters is not None:
+        if settings.master_weights is not None:
+            raise InputError("--master-weights: adapters are trained in a format of their own")
+        master = "none"
+        states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+        of = count.tree, count.include
+        apart = optimizer_state(adapters.adapters(*of), name, states, bool(settings.momentum))
+        copies = optimizer_state(
+            adapters.copied(*of), name, settings.optimizer_dtype or weights, bool(settings.momentum)
+        )
+        state = apart.with_more(copies)
+    else:
+        state = optimizer_state(held_tensors(count.tree, count.include), name, states, bool(settings.momentum))
+    gradients = _float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights)
+    return MemoryUse(
+        count,
+        "training",
+        weights,
+        workload,
+        grad_dtype=gradients,
+        has_master=master == "fp32",
+        optimizer=state,
+        precision=_said(settings, weights, master),
+        adapters=adapters,
+        adapter_dtype=adapter_dtype,
+    )
+
+
+def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
+    """The adapters and their number format; None and an empty name without them."""
+    if settings.lora_rank is None:
+        return None, ""
+    targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
+    asked = LowRank(
+        settings.lora_rank,
+        frozenset(),
+        settings.base or "none",
+        settings.lora_library or "peft",
+        frozenset(settings.modules_to_save or ()),
+        bool(settings.quantized_head),
+        bool(settings.fused_qkv),
+    )
+    found = low_rank(count.tree, asked, targets, count.include)
+    return found, _float(settings.lora_dtype, "--lora-dtype", "float32")
+
+
+def _said(settings: Settings, weights: str, master: str) -> str:
+    """The name of the training precision that results from the settings."""
+    if DTYPE_BITS[weights] >= 32:
+        return "autocast" if settings.precision == "autocast" else short_dtype(weights)
+    return short_dtype(weights) + ("-master" if master == "fp32" else "")
+
+
+def _float(name: str | None, option: str, default: str) -> str:
+    """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
+    chosen = dtype(name or default)
+    if chosen.startswith("int"):
+        raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")
+    return chosen

@@ -1,0 +1,142 @@
+"""How an answer's bytes are known: witnesses, and the rule that a sum is known as well as the least known of its terms.
+
+A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
+kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
+the test that compares; `tests/contracts/test_witnesses.py` collects what those tests run, and fails for a witness
+without a comparison, and for a comparison without a witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+Status: TypeAlias = Literal["exact", "source", "estimate", "untested"]
+"""How bytes are known, the strongest status first.
+
+exact: an independent measurement was equal to them.
+source: they were read in the code of a library, at a version, and were not run.
+estimate: they are near what was measured, or follow from an assumption.
+untested: nothing was compared with them.
+"""
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+ON_META = "torch on meta: every operation's storages"
+"""The measurement of torch: each storage that its own operations make, on its meta device."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A measurement that bytes were compared with, or the source in which they were read.
+
+    status: how well it shows them. name: what it is, in words. test: the module of the test that compares, as a path in
+    the repository; empty only without a witness.
+    """
+
+    status: Status
+    name: str
+    test: str
+
+
+UNTESTED = Witness("untested", "", "")
+"""No witness: the default of everything."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A thing that a run uses, and its witness.
+
+    kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
+    framework that runs it; empty for the thing by itself. witness: by default none.
+    """
+
+    kind: str
+    name: str
+    witness: Witness = UNTESTED
+    under: str = ""
+
+    @property
+    def status(self) -> Status:
+        """How the thing is known."""
+        return self.witness.status
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + (f" under {self.under}" if self.under else "")
+
+
+@dataclass(frozen=True)
+class FrameworkEvidence:
+    """The record of how the runs of a framework are known.
+
+    name: the framework, as in `--framework`. witness: what its runs were compared with.
+    parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
+    rest: how other parts and optimizers are known in its runs; by default not at all.
+    own_kernels: whether it runs kernels of its own instead of torch's (Megatron-LM); then only its own record counts.
+    """
+
+    name: str
+    witness: Witness = UNTESTED
+    parts: Mapping[tuple[str, str], Witness] = field(default_factory=dict)
+    optimizers: Mapping[str, Witness] = field(default_factory=dict)
+    rest: Witness = UNTESTED
+    own_kernels: bool = False
+
+    def run(self, parts: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
+        """The framework, with the parts and the optimizer that one of its runs has."""
+        found = [Evidence("framework", self.name, self.witness)]
+        for part in parts:
+            witness = self.parts.get((part.kind, part.name), self.rest)
+            found.append(Evidence(part.kind, part.name, witness, self.name))
+        if optimizer is not None:
+            found.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
+        return found
+
+
+def by_torch(test: str) -> Witness:
+    """The witness of what a test compares with torch's own operations, to the byte."""
+    return Witness("exact", ON_META, test)
+
+
+def by_source(name: str, test: str) -> Witness:
+    """The witness of what was read in a library's code. name: the file. test: compares with arithmetic by hand."""
+    return Witness("source", name, test)
+
+
+def weakest(statuses: Iterable[Status]) -> Status:
+    """The status of a sum: that of the least known of its terms; `exact` without terms."""
+    return max(statuses, key=STATUSES.index, default="exact")
+
+
+def names_of(evidence: Iterable[Evidence], status: Status) -> str:
+    """The things of that status, each once."""
+    return ", ".join(dict.fromkeys(str(one) for one in evidence if one.status == status))
+
+
+def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
+    """The witnesses of that status, each once."""
+    return "; ".join(dict.fromkeys(one.witness.name for one in evidence if one.status == status))
+
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
+    """States the witness of a kernel, above its method.
+
+    choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
+    """
+
+    def state(kernel: Kernel) -> Kernel:
+        vars(kernel)["witness"] = witness
+        vars(kernel)["choice"] = choice
+        return kernel
+
+    return state
+
+
+def witness_of(thing: object) -> Witness | Mapping[str, Witness]:
+    """The witness that a class or a function states itself, not one that it inherits; `UNTESTED` without one."""
+    found: Witness | Mapping[str, Witness] = getattr(thing, "__dict__", {}).get("witness", UNTESTED)
+    return found

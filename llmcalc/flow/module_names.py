@@ -1,0 +1,283 @@
+"""The names that published models give the modules of a spec's tree.
+
+`USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
+names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
+tests compare them with every class (tests/sources/test_module_names.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from .tree import Node
+
+USUAL: Mapping[str, str] = {
+    "": "language_model.model | language_model | text_model | model",
+    "encoder": "encoder.text_model | encoder",
+    "layers": "layers",
+    "embed_tokens": "embed_tokens | shared",
+    "self_attn_pre_norm": "input_layernorm",
+    "self_attn_post_norm": "post_attention_layernorm",
+    "mlp_pre_norm": "pre_feedforward_layernorm | post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+    "pre_norm": "input_layernorm",
+    "linear_attn_pre_norm": "input_layernorm",
+    "mamba_pre_norm": "input_layernorm",
+    "mixers_pre_norm": "input_layernorm",
+    "linear_attn.norm": "norm | o_norm",
+    "scan": "A_log + D + dt_bias | A_log + D",
+    "router": "gate - gate.e_score_correction_bias | gate",
+    "mlp.score_correction": ".mlp.gate.e_score_correction_bias",
+    "shared_expert": "shared_expert | shared_experts",
+    "experts.gate_proj": "gate_up_proj/2",
+    "experts.up_proj": "gate_up_proj/2 | up_proj",
+    "kv_a_proj": "kv_a_proj_with_mqa",
+    "q_a_norm": "q_a_layernorm",
+    "kv_a_norm": "kv_a_layernorm",
+    "linear_attn": "linear_attn | self_attn",
+    "mamba": "mamba | mixer",
+    "lm_head": "lm_head | language_model.lm_head",
+    "classifier": "classifier | score | qa_outputs",
+    "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
+}
+"""Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
+
+EARLIER: Mapping[str, tuple[str, ...]] = {
+    "gate": ("router",),
+    "router": ("gate",),
+    "shared_experts": ("shared_expert",),
+    "shared_expert": ("shared_experts",),
+}
+"""Component of a published name → what it is called in checkpoints that other versions or libraries wrote."""
+
+EXPERT: Mapping[str, tuple[str, ...]] = {
+    "gate_proj": ("gate_proj", "w1"),
+    "up_proj": ("up_proj", "w3"),
+    "down_proj": ("down_proj", "w2"),
+}
+"""Matrix of the routed experts → its names in checkpoints in which every expert is a module."""
+
+WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
+"""Prefixes of a text model's modules, alone and in the wrappers of both layouts of `transformers`."""
+
+
+class ModuleNames:
+    """The names that published models may give each module of a spec's tree.
+
+    A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
+    several experts the first stands for all.
+    """
+
+    def __init__(
+        self,
+        tree: Node,
+        kind: str,
+        names: Mapping[str, str],
+        earlier: Mapping[str, str] | None = None,
+        prefixes: Sequence[str] = WRAPPED,
+    ) -> None:
+        """tree: the tree of a spec. kind: the kind of the spec.
+
+        names: the modules of its family's record.
+        earlier: the names of earlier checkpoints in that record.
+        prefixes: prefixes of the modules of its classes, `` or ending with a dot.
+        """
+        self._earlier = [(re.compile(rf"(?<![^.]){re.escape(a)}(?![^.])"), b) for a, b in (earlier or {}).items()]
+        self._own, self._names = names, {**USUAL, **names}
+        self._outside: dict[str, tuple[str, ...]] = {}
+        self._layers: dict[tuple[str, int], tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {}
+        text = [f"{name}." for name in _alternatives(names.get("", "")) if name]
+        roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text))))
+        sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        beside = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
+        if sides:
+            self._stack("", beside, roots)
+            for name, stack in sides.items():
+                self._stack(f"{name}.", stack.children, self._side(name, roots))
+        else:
+            side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
+            self._stack("", beside, self._side(kind, roots) if side else roots)
+
+    def __call__(self, path: str) -> tuple[str, ...]:
+        names = self._published(path)
+        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
+
+    def _earlier_name(self, name: str) -> str:
+        for pattern, other in self._earlier:
+            name = pattern.sub(other, name)
+        return name
+
+    def _published(self, path: str) -> tuple[str, ...]:
+        match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
+        generic = _without_numbers(path if match is None else match[3])
+        if match is None:
+            found, numbers = self._outside.get(generic, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            return tuple(_numbered(name, numbers) for name in found) or (path,)
+        layers, inside = self._layers.get((match[1], int(match[2])), ((), {}))
+        numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
+        found = tuple(_numbered(name, numbers) for name in inside.get(generic, ()))
+        return tuple(f"{layer}.{name}" if name else layer for layer in layers for name in found) or (path,)
+
+    def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
+        return (*roots, *sides)
+
+    def _stack(self, side: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+        layers = [child for child in children if child.name == "layers"]
+        predictors = [child for child in children if child.name == "mtp"]
+        for child in children:
+            if child.name not in ("layers", "mtp"):
+                within = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
+                self._outside |= {f"{side}{path}": _more(path, names) for path, names in within}
+        numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
+        for layer in (*layers, *predictors):
+            inside: dict[str, tuple[str, ...]] = {}
+            for part in _parts(layer):
+                keys = (f"{side}{part.name}", part.name)
+                inside |= {path: _more(path, names) for path, names in self._nodes(part, part.name, ("",), ("",), keys)}
+            for i in layer.indices or ():
+                place = len(numbers) + i if layer in predictors else numbers.index(i) if i in numbers else i
+                at = [name.replace("*", str(place)) if "*" in name else f"{name}.{place}" for name in lists]
+                self._layers[f"{side}{layer.name}", i] = (
+                    tuple(f"{root}{name}" for root in roots for name in at),
+                    inside,
+                )
+
+    def _nodes(
+        self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+    ) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yields (path, names) of a node and the nodes below it.
+
+        parents: the prefixes of its parent's modules.
+        outer: the prefixes of its layer, or of the stack outside of layers.
+        keys: its path in the layer, and every suffix of that path.
+        """
+        deeper = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
+        alone = {word for keys in deeper.values() for word in self._words(keys) if word.startswith(".")}
+        parts = alone if node.children else None
+        chosen = self._named(keys)
+        if chosen == "":
+            names: tuple[str, ...] = ()
+            inside = parents
+        else:
+            options = _options(chosen or node.name, parts)
+            whole = [[node.name]] if "/" in (chosen or "") else []  # checkpoints with the parts of a fused layer apart
+            names = tuple(dict.fromkeys(name for option in options + whole for name in _below(option, parents, outer)))
+            holders = [_without_parts(option, alone) for option in options]
+            inside = tuple(dict.fromkeys(f"{name}." for option in holders for name in _below(option, parents, outer)))
+            if node.indices is not None:
+                names, inside = tuple(f"{name}.*" for name in names), tuple(f"{name}*." for name in inside)
+        path = path if node.indices is None else f"{path}.*"
+        yield path, names
+        for child in node.children:
+            yield from self._nodes(child, f"{path}.{child.name}", inside, outer, deeper[child.name])
+
+    def _named(self, keys: tuple[str, ...]) -> str | None:
+        """What the tables call a node: of its own family first, by the longest of its paths; None for its own name."""
+        return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
+
+    def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
+        chosen = self._named(keys)
+        return (word for option in _options(chosen or "", None) for word in option)
+
+
+def _parts(layer: Node) -> Iterator[Node]:
+    """The parts of a layer, or of a module that predicts further tokens: those of its layer are named as in any layer.
+
+    DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
+    """
+    for part in layer.children:
+        yield from part.children if layer.name == "mtp" and part.name == "block" else (part,)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A published checkpoint: its config, and what its classes call the modules of its model.
+
+    config: its parsed `config.json`.
+    modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
+    earlier: components of those names → their names in earlier checkpoints.
+    prefixes: prefixes of the modules of its classes, `` or ending with a dot.
+    """
+
+    config: Mapping[str, Any]
+    modules: Mapping[str, str]
+    earlier: Mapping[str, str]
+    prefixes: tuple[str, ...] = WRAPPED
+
+    def names(self, tree: Node, kind: str) -> ModuleNames:
+        """The names of its modules. tree: the tree of its spec. kind: the kind of its spec."""
+        return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
+
+
+def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
+    """The alternatives of an entry of a table, each as the modules that it joins, without what is subtracted.
+
+    parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
+    alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
+    """
+    options = [
+        [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
+        for option in _alternatives(text)
+    ]
+    if parts is None:
+        return options
+    heads = [name.removeprefix(".") for name in parts]
+    joined = [
+        option
+        for option in options
+        if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in heads for word in option)
+    ]
+    return joined or [option for option in options if len(option) == 1] or options
+
+
+def _without_parts(option: list[str], alone: Iterable[str]) -> list[str]:
+    """The modules of an alternative that can hold parts: of joined ones those that are not a part themselves."""
+    if len(option) == 1:
+        return option
+    return [word for word in option if f".{word.removeprefix('.')}" not in alone] or option
+
+
+def _below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
+    """The paths of modules below their parents; below `outer` for a name with a leading dot."""
+    for word in words:
+        for prefix in outer if word.startswith(".") else parents:
+            yield prefix + word.removeprefix(".")
+
+
+def _alternatives(text: str) -> list[str]:
+    return text.split(" | ")
+
+
+def _more(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the node at `path` with those of earlier checkpoints and of single experts.
+
+    A stacked tensor of experts also has the name of its module, which has no linear layers.
+    """
+    *above, node = path.split(".")
+    several = list(names)
+    if above and above[-1] == "experts":
+        modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
+        several += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
+    found: list[str] = []
+    for name in dict.fromkeys(several):
+        *steps, leaf = name.split(".")
+        choices = [(step, *EARLIER.get(step, ())) for step in steps]
+        leaves = (leaf, *EARLIER.get(leaf, ()))
+        found += [".".join(chosen) for chosen in product(*choices, leaves)]
+    return tuple(dict.fromkeys(found))
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+def _numbered(name: str, numbers: Sequence[str]) -> str:
+    """The name with its stars replaced by these numbers in their order; 0 for further ones."""
+    rest = iter(numbers)
+    return re.sub(r"\*", lambda _: next(rest, "0"), name)

@@ -1,0 +1,218 @@
+"""Where operations are recorded: modules, layers, and what a step keeps. The verbs for operations are in `verbs/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+from ..algebra import Number
+from ..ops.base import Op
+from .axis import Axis, Shape, extent
+from .program import Alternatives, Scope, Step
+from .tree import Node, Role
+from .value import Value, Weight
+
+
+class Recordable(Protocol):
+    """A part that can be recorded: its kind of component, the source of its formula, and its flow."""
+
+    kind: ClassVar[str]
+
+    def source(self) -> str: ...
+
+    @property
+    def flow(self) -> Callable[..., Value]: ...
+
+
+class Recorder:
+    """Records the operations of parts.
+
+    causal: whether the recorded stack is causal.
+    memory: the encoder's output that the stack may attend to; None without one.
+    result: the value that the whole program computes.
+    frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
+    entry: the value that the program is given in the place of its first layers; None where it has all of them.
+    positions: the table of learned positions that was recorded last; None before any.
+    """
+
+    def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
+        self.root = self.here = Scope(name, {})
+        self.causal, self.memory = causal, memory
+        self.result: Value | None = None
+        self.frames: Value | None = None
+        self.entry: Value | None = None
+        self.positions: Weight | None = None
+        self.memo: dict[Any, Any] = {}
+        self._whole = False
+
+    @contextmanager
+    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+        """Records everything inside as part of the module `name`.
+
+        whole: whether everything inside is counted under its kind. about: fields of its node.
+        """
+        above, outside = self.here, self._whole
+        self.here = Scope(name, self._about(about))
+        above.items.append(self.here)
+        self._whole = outside or whole
+        try:
+            yield self.here
+        finally:
+            self.here, self._whole = above, outside
+
+    def part(
+        self,
+        name: str,
+        part: Recordable,
+        x: Value,
+        *,
+        kind: str = "",
+        role: Role = "own",
+        nth: int | None = None,
+        apart: bool = False,
+        after: Value | None = None,
+        **more: Any,
+    ) -> Value:
+        """Records a part as a module of that name.
+
+        nth: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
+        apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
+        after: a value that stands for the output of the first of the layers that follow: the part runs right after that
+            layer, on its input x and this output, and replaces it; None for a part that runs where it is recorded.
+        more: further arguments of its flow.
+        """
+        which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
+            scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
+            made = part.flow(self, x, **more) if after is None else part.flow(self, x, after=after, **more)
+            scope.gives = made
+            return made
+
+    def layers(
+        self,
+        x: Value,
+        run: Callable[[Value], Value],
+        repeat: Number,
+        which: Sequence[int] | None,
+        name: str = "layers",
+        **about: Any,
+    ) -> Value:
+        """Records `repeat` equal layers once; each layer's output is the next one's input."""
+        with self.scope(name, repeat=repeat, indices=which, **about) as scope:
+            scope.takes, scope.gives = x, run(x)
+        return scope.gives
+
+    def side_by_side(
+        self,
+        name: str,
+        over: Axis,
+        x: Value,
+        run: Callable[[Value], Value],
+        *,
+        after: Value,
+        split: bool = False,
+        **about: Any,
+    ) -> Value:
+        """Records equal modules, one for each index of `over`, once. Their outputs are stacked after the value `after`.
+
+        split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
+        """
+        which = range(over.size) if isinstance(over.size, int) else None
+        one = x.seen(*x.axes[1:]) if split else x
+        with self.scope(name, repeat=over.size, indices=which, **about) as scope:
+            scope.over, scope.reads, scope.slice = over, x, one if split else None
+            made = scope.gives = run(one)
+        every = Axis(over.name, over.size + 1)
+        return self.step("stack", "", (after, made), Value(made.rows, (every, *made.axes)))
+
+    def alternatives(self, **branches: Callable[[], Value]) -> Value:
+        """Records several ways to compute one value: name of the form → function. The first is the default.
+
+        Returns the value of the first form; each branch's scope has its own.
+        """
+        above, made = self.here, dict[str, Scope]()
+        for name, branch in branches.items():
+            self.here = made[name] = Scope(name, {})
+            self.here.gives = branch()
+        self.here = above
+        above.items.append(Alternatives(made))
+        first, *_ = made.values()
+        assert first.gives is not None
+        return first.gives
+
+    @contextmanager
+    def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
+        """Records everything inside as a separate stack, which cannot see values shared by other layers."""
+        outside = self.causal, self.memory, self.memo
+        self.causal, self.memory, self.memo = causal, memory, {}
+        try:
+            yield
+        finally:
+            self.causal, self.memory, self.memo = outside
+
+    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+        if self._whole:
+            about.pop("kind", None)
+        return about
+
+    def own(self, given: Any) -> Any:
+        """The axes as they are recorded: as they are given, except for one rank's part of them (`RankFlow`)."""
+        return given
+
+    def n(self, shape: Shape) -> Number:
+        """The number of elements of a shape."""
+        return extent(shape)
+
+    def node(self) -> Node:
+        """The tree of nodes of the program."""
+        return self.root.node()
+
+    def record(
+        self,
+        verb: str,
+        name: str,
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...] = (),
+        op: Op | None = None,
+        weight: Weight | None = None,
+        about: dict[str, Any] | None = None,
+        **how: Any,
+    ) -> None:
+        """Records one step with all of its outputs."""
+        if weight is not None:
+            weight.made = True
+        self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
+
+    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
+        """Records one step with one output, and returns the output."""
+        self.record(verb, name, ins, (out,), **what)
+        return out
+
+    @contextmanager
+    def function(self) -> Iterator[None]:
+        """Records everything inside as a function of the forward pass that is no module: at its end, the variables that
+        `hold` names inside let go of their values.
+        """
+        self.record("enter", "", ())
+        yield
+        self.record("leave", "", ())
+
+    def also(self, value: Value) -> None:
+        """A further result of the model beside `result`: predictions that have a loss of their own."""
+        self.record("also", "", (value,))
+
+    def hold(self, **named: Value) -> None:
+        """The variables of the forward pass: each keeps its value until it gets another one, or the module returns.
+
+        Only a profile that runs this very code reads them. A value that has no name lives until its last use.
+        """
+        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=False)
+
+    def hold_outside(self, **named: Value) -> None:
+        """Like `hold`, for variables of the forward pass of the module around this one."""
+        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=True)
+
+    def keep(self, **named: Value) -> None:
+        """What the forward pass keeps for all layers: each keeps its value until the pass ends."""
+        self.record("keep", "", tuple(named.values()), names=tuple(named))

@@ -1,0 +1,65 @@
+"""Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+
+from __future__ import annotations
+
+from ...algebra import Number
+from ...workload.rows import Rows
+from ..axis import Axis, Beside
+from ..recorder import Recorder
+from ..value import Value
+from .pairs import value_of_pairs
+
+
+class DistanceVerbs(Recorder):
+    """Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+
+    def alibi(self, q: Value, k: Value) -> Value:
+        """ALiBi's penalty for each head, query and key, computed once in a pass."""
+        return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], fixed=True))
+
+    def distance_bias(self, table: Value, q: Value) -> Value:
+        """T5's bias: for each query and each token so far, the row of a table for the bucket of their distance."""
+        made = value_of_pairs(q.rows, *table.axes)
+        return self.step("distance_bias", "", (table, q), made, causal=self.causal)
+
+    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
+        """Sines and cosines of distances, in x's precision. once: whether a pass keeps them, not only their angles."""
+        return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
+
+    def occurring(self, table: Value, rows: Rows) -> Value:
+        """The rows of a table for the distances that occur in a sequence."""
+        return self.step("occurring", "", (table,), Value(rows, table.axes))
+
+    def distances(
+        self, q: Value, k: Value, *, clamped: bool, shifted: bool, kept: bool = False, binned: bool = False
+    ) -> Value:
+        """For each query and key, the index of their distance in a table.
+
+        clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
+        begin at the lowest. kept: whether a pass keeps the distances. binned: whether far distances share bins.
+        """
+        how = {"clamped": clamped, "shifted": shifted, "kept": kept, "binned": binned}
+        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **how)
+
+    def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
+        """The score of each query and key by their distance, of scores of every query by every distance.
+
+        by_key: whether they are scores of every key by every distance; false by default.
+        """
+        made = value_of_pairs(scores.rows, *scores.axes, batched=True)
+        return self.step("at_distance", "", (scores, distances), made, by_key=by_key)
+
+    def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
+        """Queries, or keys and values, in blocks of rows, the last of which is padded.
+
+        of: the rows that are put in blocks; further rows of x are seen by every block.
+        around: whether each block has its two neighbours beside it; false by default.
+        """
+        return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block, around=around)
+
+    def local_mask(self, of: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
+        """Which keys of three blocks, and of the sums of `block_sums` rows, each query of the middle one may attend to.
+
+        Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
+        """
+        self.record("local_mask", "", tables, of=of, radius=radius, block_sums=block_sums, causal=self.causal)

@@ -1,0 +1,138 @@
+"""Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import ops
+from ...algebra import Number, same
+from ...workload.rows import Rows
+from ..axis import Axis, Beside, Shape
+from ..recorder import Recorder
+from ..value import Value
+
+
+class ElementwiseVerbs(Recorder):
+    """Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+
+    def act(self, x: Value, name: str, *parameters: Value) -> Value:
+        """An activation. parameters: vectors that it is computed with (xIELU)."""
+        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name)
+
+    def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
+        """axes: the axes of the product, a's by default."""
+        made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), made)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self.step("sub", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def div(self, a: Value, b: Value) -> Value:
+        return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def scale(self, x: Value, by: float) -> Value:
+        """x times a constant."""
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
+
+    def plus(self, x: Value, constant: float) -> Value:
+        """x plus a constant."""
+        return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
+
+    def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:
+        """The sum over all axes of x except these, or their mean."""
+        return self.step("sum", "", (x,), Value(x.rows, axes), mean=mean)
+
+    def root_mean_square(self, x: Value) -> Value:
+        """The root of the mean square of each row."""
+        return self.step("root_mean_square", "", (x,), Value(x.rows, (Axis("one", 1),)))
+
+    def sinkhorn(self, matrix: Value, steps: Number, eps: float) -> Value:
+        """Divides the columns, then `steps` − 1 times the rows and the columns, of a square matrix by their sums.
+
+        eps: added to each sum.
+        """
+        return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
+
+    def shift(self, x: Value, state: str) -> Value:
+        """The previous row of each row; before the first row, that of an earlier pass, which the state of that name
+        keeps, or zeros.
+        """
+        return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
+
+    def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
+        """An elementwise recurrence along the rows, which is not a module. kind: which recurrence it is."""
+        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
+
+    def complement(self, x: Value) -> Value:
+        """1 − x, of a share."""
+        return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
+
+    def delayed(self, x: Value, first: Value) -> Value:
+        """The previous row of each row. first: what is before the first row."""
+        return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
+
+    def dropout(self, x: Value) -> Value:
+        """Marks a place where published models apply dropout in training."""
+        return self.step("dropout", "", (x,), Value(x.rows, x.axes))
+
+    def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
+        """RoPE. spec: the rotated dimensions and their angles; layers with equal specs share the cos and sin tables.
+
+        back: whether it is undone, false by default.
+        every: the number of positions from one row to the next; by default rows are tokens.
+        """
+        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=back, every=every)
+
+    def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
+        """Views of parts of one storage, which lie side by side along the last axis."""
+        parts = tuple(x.seen(*shape) for shape in shapes)
+        self.record("split", "", (x,), parts)
+        return parts
+
+    def take(self, x: Value, *axes: Axis | Beside) -> Value:
+        """A view of a part of x's first axis: of one index, if the axes have it no more, else of several."""
+        return self.step("take", "", (x,), x.seen(*axes))
+
+    def flat(self, x: Value) -> Value:
+        """x with all of its axes as one: a copy where they are not stored in this order."""
+        return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
+
+    def copies(self, x: Value, over: Axis) -> Value:
+        """A view of x that repeats it along a further axis, the first."""
+        return self.step("copies", "", (x,), x.seen(over, *x.axes))
+
+    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Concatenates along the axes; with `rows`, along the rows."""
+        cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
+
+    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+        """Merges neighbouring rows: concatenated, under further axes, or averaged."""
+        axes = x.axes if mean else (*neighbours, *x.axes)
+        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
+
+    def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
+        """Repeats keys or values for each query head; unchanged if there are as many already.
+
+        tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
+            side by side.
+        """
+        if same(x.axes[0].size, heads.size):
+            return x
+        made = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        made.once = x
+        return self.step("repeat", "", (x,), made, tiled=tiled)
+
+    def added_sinusoids(self, rows: Rows, *axes: Axis | Beside) -> Value:
+        """Sinusoidal positions of these rows, shared by all sequences: a module that the tree shows."""
+        return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
+
+    def in_format_of(self, x: Value, value: Value) -> Value:
+        """A value in the number format of x."""
+        return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
+
+    def cross_entropy(self, logits: Value) -> Value:
+        return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))

@@ -1,0 +1,78 @@
+"""Verbs of experts: routing rows to them and combining what they give."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...algebra import Number
+from ...workload.rows import Routed
+from ..axis import Axis
+from ..recorder import Recorder
+from ..value import Value
+
+
+class ExpertVerbs(Recorder):
+    """Verbs of experts: routing rows to them and combining what they give."""
+
+    def route(
+        self,
+        logits: Value,
+        top_k: Number,
+        scoring: Literal["softmax", "sigmoid", "sqrtsoftplus", "softmax of chosen"] = "softmax",
+        correction: Value | None = None,
+        scale: Value | None = None,
+        table: Value | None = None,
+        skip: bool = False,
+    ) -> tuple[Value, Value]:
+        """The weights and the indices of each token's experts, those of the highest scores.
+
+        scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
+            a softmax over the logits of the chosen experts alone.
+        correction: what is added to the scores for the choice alone, nothing by default.
+        scale: a weight per expert, none by default.
+        table: the experts of each token id, in place of those of the highest scores; none by default.
+        skip: whether the last class is no expert at all, false by default.
+        """
+        beside = {"correction": correction, "scale": scale, "table": table}
+        given = {name: value for name, value in beside.items() if value is not None}
+        axis = Axis("top_k", top_k)
+        weights, chosen = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
+        ins = (logits, *given.values())
+        self.record("route", "", ins, (weights, chosen), scoring=scoring, beside=tuple(given), skip=skip, top_k=top_k)
+        return weights, chosen
+
+    def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
+        """The weights and the indices of each token's experts, which lie in a grid.
+
+        scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
+            its row's and its column's; a softmax over the chosen experts' scores gives the weights.
+        """
+        axis = Axis("top_k", top_k)
+        weights, chosen = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
+        self.record("product_keys", "", (scores,), (weights, chosen), side=side, top_k=top_k)
+        return weights, chosen
+
+    def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
+        """Keeps x for the layer above, under that name.
+
+        scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
+            nor in the first layer.
+        """
+        return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
+
+    def dispatch(self, x: Value, chosen: Value, experts: Axis, top_k: Number) -> Value:
+        """The rows of the tokens in the order of the experts, one for each expert that a token is routed to.
+
+        x may have such rows already, in the order of the tokens.
+        """
+        rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k)
+        return self.step("dispatch", "", (x, chosen), Value(rows, x.axes), experts=experts, top_k=top_k)
+
+    def to_tokens(self, routed: Value) -> Value:
+        """The rows of the tokens' experts, back in the order of the tokens."""
+        return self.step("to_tokens", "", (routed,), Value(routed.rows, routed.axes))
+
+    def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number) -> Value:
+        """The weighted sum of the outputs of a token's experts."""
+        made = Value(weights.rows, routed.axes)
+        return self.step("combine", "", (routed, weights), made, experts=experts, top_k=top_k)

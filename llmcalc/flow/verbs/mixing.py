@@ -1,0 +1,148 @@
+"""Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import ops
+from ...algebra import Number
+from ...ops.base import Op
+from ..recorder import Recorder
+from ..value import Value
+from .pairs import value_of_pairs
+
+
+class MixingVerbs(Recorder):
+    """Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+
+    def attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        causal: bool = True,
+        core: Callable[..., Op] = ops.AttentionCore,
+        about: dict[str, Any] | None = None,
+        cap: float | None = None,
+        bias: Value | None = None,
+        sinks: bool = False,
+        masked: bool = True,
+        selection: Value | None = None,
+        **limits: Any,
+    ) -> Value:
+        """softmax(q·kᵀ)·v. Axes are (heads, size). There may be fewer key and value heads, which a kernel may repeat.
+
+        Keys of another sequence are recognized by their rows.
+
+        core: the op, `ops.AttentionCore` by default.
+        limits: `window`, `chunk`, `selected`, and further fields of the op.
+        cap: the soft cap of the scores, none by default.
+        bias: the value added to the scores, none by default.
+        sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
+        masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
+        selection: the mask of keys that another part selected, in place of the one by positions; none by default.
+        """
+        heads, *qk = q.axes
+        value = v.axes[1:]
+        cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
+        op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
+        out = Value(q.rows, (heads, *value))
+        ins = (q, k, v, *(each for each in (bias, selection) if each is not None))
+        kv_heads = (k if k.once is None else k.once).axes[0]
+        how = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
+        how["masked"], how["narrowed"] = masked and cross is None, selection is not None
+        how |= {"kv_heads": kv_heads, "cache": k.cache}
+        return self.step("attention", name, ins, out, op=op, about=about, **how)
+
+    def scores(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        *,
+        weights: Value | None = None,
+        values: Value | None = None,
+        cross: bool = False,
+        core: Callable[..., Op] = ops.AttentionCore,
+        **limits: Any,
+    ) -> Value:
+        """q·kᵀ alone, without softmax and values; keys may have no heads.
+
+        weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
+        values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
+        cross: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
+        """
+        heads, *qk = q.axes
+        v_dim = 0 if values is None else values.axes[-1].size
+        v_dim = v_dim if weights is None else 1
+        keys = k.rows if cross else None
+        op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
+        ins = (q, k) if weights is None else (q, k, weights)
+        made = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
+        return self.step("scores", name, ins, made, op=op)
+
+    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
+        """The strengths of the keys that each query may attend to, of which only the `keep` strongest are kept.
+
+        strength: that of each key and head. window: as in `attention`.
+        """
+        made = value_of_pairs(q.rows, *strength.axes, batched=True)
+        return self.step("strongest", "", (strength, q, k), made, keep=keep, causal=True, window=window)
+
+    def select(self, scores: Value, k: Value, top_k: Number) -> None:
+        """Selects the `top_k` keys of each query with the highest scores, for this layer and those that share it."""
+        self.record("select", "", (scores, k), top_k=top_k, causal=True)
+
+    def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
+        """The mask of the keys that were selected last, in this layer or a lower one, and the keys that are read:
+        where one token is decoded, only the selected ones.
+        """
+        made = value_of_pairs(q.rows, fixed=True, batched=True), *map(_read_of, keys)
+        self.record("selected", "", (q, *keys), made, causal=True)
+        return made
+
+    def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
+        """The mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
+        made = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
+        return self.step("select_blocks", "", (scores, k), made, block=block, blocks=blocks)
+
+    def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
+        """The mask of `select_blocks` and the keys and values that are read: where one token is decoded, only those of
+        the selected blocks.
+        """
+        made = Value(mask.rows, mask.axes, fixed=True), *map(_read_of, keys)
+        self.record("only_selected", "", (mask, *keys), made, block=block, blocks=blocks)
+        return made
+
+    def joint_softmax(
+        self,
+        q: Value,
+        v: Value,
+        *scores: Value,
+        cap: float | None = None,
+        window: Number = None,
+        sinks: bool = False,
+        selection: Value | None = None,
+    ) -> Value:
+        """One softmax over the scores of a token's own sequence, which are masked, and other scores.
+
+        q, v: the queries, and the values of a token's own sequence.
+        cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
+        """
+        ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
+        how = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **how)
+
+    def weighted(self, weights: Value, values: Value) -> Value:
+        """The sum of values with their weights, of which `weights` may have more for other values."""
+        return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
+
+
+def _read_of(keys: Value) -> Value:
+    """The keys or values, of which some may not be read."""
+    made = keys.seen(*keys.axes)
+    made.once = keys.once
+    return made

@@ -1,0 +1,15 @@
+"""Values that have an entry for each query and each key."""
+
+from __future__ import annotations
+
+from ...workload.rows import Rows
+from ..axis import Axis, Beside
+from ..value import Value
+
+
+def value_of_pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:
+    """A value for each query and key of these rows. batched: whether each sequence has its own; false by default."""
+    from ...workload.derived_rows import QueryKeyPairs
+
+    of = of.of if isinstance(of, QueryKeyPairs) else of
+    return Value(QueryKeyPairs(of=of, batched=batched), axes, fixed=fixed)

@@ -1,0 +1,277 @@
+"""Reads a DeepSpeed JSON. It names no model, and its "auto" values are those of Hugging Face's Trainer.
+
+Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
+transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". What depends on the model's width
+stays "auto" until `DeepSpeedSettings.resolved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ..launch.record import LARGEST, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
+from .settings import NOT_MODELLED, DeepSpeedSettings
+
+AUTO = "auto"
+
+ZERO_IGNORED = frozenset(
+    """
+    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
+    load_from_fp32_weights ignore_unused_parameters legacy_stage1 cpu_offload_use_pin_memory
+    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
+    """.split()  # noqa: SIM905
+)
+"""Keys of `zero_optimization` that change no memory of a step."""
+
+ZERO_OFF: dict[str, tuple[Any, ...]] = {
+    "mics_shard_size": (-1, 0),
+    "mics_hierarchical_params_gather": (False,),
+    "cpu_offload": (False, None),
+    "cpu_offload_param": (False, None),
+    "cpu_offload_params": (False, None),
+    "leaf_module": (None,),
+    "allgather_partitions": (True,),
+}
+"""Keys of `zero_optimization` without a field that are understood with these values alone."""
+
+RENAMED = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+}
+"""Keys of `zero_optimization` by their other names."""
+
+READ = frozenset(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization bf16 fp16 optimizer
+    activation_checkpointing data_types amp tensor_parallel bfloat16
+    communication_data_type gradient_clipping
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    scheduler prescale_gradients gradient_predivide_factor steps_per_print wall_clock_breakdown
+    dump_state memory_breakdown seq_parallel_communication_data_type disable_allgather
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer comms_logger tensorboard wandb csv_monitor comet
+    flops_profiler checkpoint aio monitor_config sparse_gradients dataloader_drop_last
+    fp32_allreduce nebula timers elasticity autotuning data_efficiency curriculum_learning hf_deepspeed_config
+    graph_harvesting comment
+    """.split()  # noqa: SIM905
+)
+"""Keys that change no memory of a step."""
+
+
+def is_deepspeed(data: Mapping[str, Any]) -> bool:
+    """Whether a table is a DeepSpeed config."""
+    zero = data.get("zero_optimization")
+    return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in data or "train_batch_size" in data
+
+
+def read_deepspeed(
+    data: Mapping[str, Any],
+    where: str,
+    world_size: int | None = None,
+    allow_unknown: bool = False,
+    trainer: Mapping[str, Any] | None = None,
+) -> Launch:
+    """Reads a config's tables.
+
+    trainer: the Trainer's settings that "auto" values have: batch, num_microbatches, bf16, fp16. By default its own
+    defaults. Raises `InputError`, which names file and key.
+    """
+    with reading_of(where, allow_unknown) as reading:
+        found = read_into(reading, data, world_size, trainer or {})
+        return reading.launch("deepspeed", "deepspeed", layout=found.layout, settings=found.settings, own=found.own)
+
+
+class Found(NamedTuple):
+    """What a config says: fields of `Launch`."""
+
+    layout: Layout
+    settings: dict[str, Any]
+    own: DeepSpeedSettings
+
+
+def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None, trainer: Mapping[str, Any]) -> Found:
+    """Reads a config for a reading that others share."""
+    for key in data:
+        if key in IGNORED or str(key).startswith("_"):
+            reading.ignored.append(key)
+    unknown_keys(reading, data, (*READ, *reading.ignored), "", "no key that is known")
+    world = reading.devices(world_size)
+    zero = _own(reading, data)
+    words: dict[str, Any] = {"phase": "training", **_batches(reading, data, world, trainer)}
+    words |= _precision(reading, data, trainer)
+    words |= _optimizer(reading, data)
+    for key, value in _table(reading, data, "activation_checkpointing").items():
+        if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
+            reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
+    tp = _table(reading, data, "tensor_parallel").get("autotp_size", 1)
+    if tp not in (0, 1, None):
+        reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
+    return Found(Layout(dp=world, zero=zero.stage or 0), words, zero)
+
+
+def _table(reading: Reading, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise reading.wrong(name, f"{shown(found)}; expected a table")
+    return found
+
+
+def _own(reading: Reading, data: Mapping[str, Any]) -> DeepSpeedSettings:
+    """The keys that decide memory, with DeepSpeed's defaults."""
+    found: dict[str, Any] = {"stage": 0}
+    kinds = get_type_hints(DeepSpeedSettings)
+    for key, value in _table(reading, data, "zero_optimization").items():
+        name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
+        if name in ("offload_optimizer", "offload_param"):
+            device = value.get("device", "cpu") if isinstance(value, Mapping) else value
+            found[name] = "none" if device in (None, False) else _typed(reading, path, kinds[name], device)
+        elif name in kinds:
+            if value is not None and not (value == AUTO and AUTO_TEXT not in str(kinds[name])):
+                found[name] = _typed(reading, path, kinds[name], value)
+        elif name in ZERO_IGNORED:
+            reading.ignored.append(path)
+        elif name not in ZERO_OFF:
+            reading.unknown[path] = "no key that is known"
+        elif value not in ZERO_OFF[name]:
+            reading.unknown[path] = f"{shown(value)} is not modelled"
+    if found["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
+        found = {name: value for name, value in found.items() if not (name.startswith("stage3_") and value == AUTO)}
+    spots = {
+        "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
+        "check_grad_overflow": ("bf16", "check_grad_overflow"),
+        "bf16_master_weights_and_grads": ("bf16", "bf16_master_weights_and_grads"),
+        "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
+    }
+    for name, (section, key) in spots.items():
+        value = _table(reading, data, section).get(key)
+        if value not in (None, AUTO):
+            found[name] = _typed(reading, f"{section}.{key}", kinds[name], value)
+    for name in ("communication_data_type", "gradient_clipping"):
+        if data.get(name) not in (None, AUTO):
+            found[name] = _typed(reading, name, kinds[name], data[name])
+    table = _table(reading, data, "optimizer")
+    found["optimizer"] = str(table.get("type") or "")[:40]
+    found["torch_adam"] = _table(reading, table, "params").get("torch_adam") is True
+    own = DeepSpeedSettings(**found)
+    for one in fields(own):
+        if one.name in NOT_MODELLED and getattr(own, one.name) != one.default:
+            reading.unknown[f"zero_optimization.{one.name}"] = f"{shown(getattr(own, one.name))} is not modelled"
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(own, name) == "nvme":
+            reading.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
+    return own
+
+
+AUTO_TEXT = "'auto'"
+
+
+def _typed(reading: Reading, path: str, kind: Any, value: Any) -> Any:
+    """A value of a field's type. Raises `InputError`, naming the key."""
+    args = [kind] if get_origin(kind) is Literal else [one for one in get_args(kind) if one is not NoneType] or [kind]
+    words = [word for one in args if get_origin(one) is Literal for word in get_args(one)]
+    plain = [one for one in args if get_origin(one) is not Literal]
+    text = str(value)[:40].removesuffix(".0")
+    if not isinstance(value, bool | Mapping | list) and text in map(str, words):
+        return next(word for word in words if str(word) == text)
+    for one in plain:
+        if one is bool:
+            return flag_value(reading, path, value)
+        if one is int:
+            return size_of(reading, path, value, least=0)
+        if one is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+            return float(value)
+        if one is str and isinstance(value, str):
+            return value[:40]
+    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_said, args))}")
+
+
+def _said(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, str(kind))
+
+
+def _batches(reading: Reading, data: Mapping[str, Any], world: int, trainer: Mapping[str, Any]) -> dict[str, int]:
+    """Sequences of a micro-batch and their number. DeepSpeed takes two of three and computes the third."""
+
+    def given(key: str) -> int | None:
+        value = data.get(key)
+        return None if value in (None, AUTO) else size_of(reading, key, value)
+
+    micro, steps = given("train_micro_batch_size_per_gpu"), given("gradient_accumulation_steps")
+    whole = given("train_batch_size")
+    if data.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
+        micro = micro or trainer.get("batch", TRAINER_BATCH)
+        steps = steps or trainer.get("num_microbatches", 1)
+    if micro is None and whole is None:
+        raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
+    if whole is not None:
+        if micro is None:
+            each = world * (steps or 1)
+            if whole % each:
+                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of {each}, --world-size · steps")
+            micro = whole // each
+        elif steps is None:
+            if whole % (micro * world):
+                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of micro-batch · --world-size")
+            steps = whole // (micro * world)
+        if whole != micro * world * (steps or 1):
+            raise reading.wrong(
+                "train_batch_size",
+                f"{whole}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--world-size)",
+            )
+    assert micro is not None
+    return {"batch": micro, "num_microbatches": steps or 1}
+
+
+TRAINER_BATCH = 8
+"""The Trainer's default of `per_device_train_batch_size`."""
+
+
+def _precision(reading: Reading, data: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed keeps weights in 16 bits and a master copy in fp32."""
+    formats = {}
+    for name in ("bf16", "fp16"):
+        table = _table(reading, data, name) or (_table(reading, data, "bfloat16") if name == "bf16" else {})
+        value = table.get("enabled", False)
+        formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reading, f"{name}.enabled", value)
+    if formats["bf16"] and formats["fp16"]:
+        raise reading.wrong("bf16, fp16", "both are enabled; expected one")
+    if _table(reading, data, "amp").get("enabled"):
+        reading.unknown["amp"] = "Apex is not modelled"
+    kinds = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
+    accumulated = _table(reading, data, "data_types").get("grad_accum_dtype")
+    if not isinstance(accumulated, str | None) or accumulated not in kinds:
+        raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
+    kept = {} if kinds[accumulated] is None else {"grad_dtype": kinds[accumulated]}
+    if formats["bf16"] or formats["fp16"]:
+        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **kept}
+    return {"dtype": "fp32", "master_weights": "none", **kept}
+
+
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon"}
+
+
+def _optimizer(reading: Reading, data: Mapping[str, Any]) -> dict[str, Any]:
+    table = _table(reading, data, "optimizer")
+    name = table.get("type")
+    if name is None:
+        return {}
+    found = OPTIMIZERS.get(str(name).lower()[:40])
+    if found is None:
+        reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
+        return {}
+    return {"optimizer": found}

@@ -1,0 +1,35 @@
+"""How the runs of DeepSpeed are known: what its own processes have held."""
+
+from __future__ import annotations
+
+from ...evidence import FrameworkEvidence, Witness, by_source
+from ...parallel.layout import Layout
+
+PROCESSES = Witness("exact", "deepspeed's own processes: every storage", "tests/frameworks/deepspeed/test_deepspeed.py")
+"""The witness of the runs that were measured: a Llama with AdamW."""
+
+EVIDENCE = FrameworkEvidence(
+    name="deepspeed",
+    witness=PROCESSES,
+    parts=dict.fromkeys(
+        (
+            ("part", "stack"),
+            ("layer", "block"),
+            ("mixer", "attention"),
+            ("network", "mlp"),
+            ("norm", "rmsnorm"),
+            ("position", "rope"),
+            ("head", "lm"),
+        ),
+        PROCESSES,
+    ),
+    optimizers={"adamw": PROCESSES},
+    rest=by_source(
+        "deepspeed/runtime/zero, which treats all parameters alike", "tests/frameworks/deepspeed/test_deepspeed.py"
+    ),
+)
+
+
+def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+    """How a run in a layout is known."""
+    return EVIDENCE

@@ -1,0 +1,51 @@
+"""Messages of DeepSpeed for gradients and weights of replicas.
+
+Gradients in the format of the weights, in buckets of 500 million elements; in stages 2 and 3 for each micro-batch;
+weights once in a step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.weight_shards import Held
+
+BUCKET = 5 * 10**8
+"""Elements of gradients that are summed at once (`reduce_bucket_size`)."""
+
+
+def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+    """The messages for weights that the same ranks hold."""
+    stage, ranks, width = group.layout.zero, group.ranks, group.width
+    if not stage:
+        for size in _buckets(group.elements):
+            yield ranks.message("all_reduce", size * width, 1)
+        return
+    times = group.chunk.batches if stage >= 2 else 1
+    for size in _buckets(group.elements):
+        yield ranks.message("reduce_scatter", size * width, times)
+        yield ranks.summed(size * width // ranks.shards, times)
+    if stage < 3:
+        yield ranks.message("all_gather", group.elements * width, 1)
+        return
+    for weights in _by_module(group.weights):
+        size = sum(weight.tensor.size for weight in weights)
+        yield ranks.message("all_gather", size * width, 2 * group.chunk.batches * weights[0].count)
+
+
+def _by_module(weights: list[Held]) -> list[list[Held]]:
+    """The weights of each module."""
+    modules: dict[object, list[Held]] = {}
+    for weight in weights:
+        modules.setdefault(weight.path, []).append(weight)
+    return list(modules.values())
+
+
+def _buckets(elements: int) -> list[int]:
+    """Elements of each bucket."""
+    full, rest = divmod(elements, BUCKET)
+    return [BUCKET] * full + [rest] * (rest > 0)
+
+
+GRADIENTS = GradientRules("deepspeed", (0, 1, 2, 3), gradient_messages)

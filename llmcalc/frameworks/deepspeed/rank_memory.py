@@ -1,0 +1,137 @@
+"""What one rank holds under DeepSpeed: its run, replayed on the caching allocator, and how the answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
+from ...device_memory.estimate import Memory
+from ...device_memory.training import Training, replayed
+from ...errors import InputError
+from ...model import ModelSpec
+from ...parallel.layout import Layout
+from ...simulator.layer_loops import loops
+from ...simulator.meter import Device, Meter
+from ...simulator.online_allocator import CachingAllocator
+from ...simulator.replay_result import Replayed
+from ...simulator.tensor import DTYPES, FLOAT32
+from .settings import VERSION, DeepSpeedSettings
+from .zero3 import GatheredRun
+from .zero12 import DividedRun
+
+VERSIONS = f"deepspeed {VERSION}, {TORCH}"
+
+OWN_ADAM = ("adam", "adamw", "fusedadam")
+"""Types of `optimizer` for which DeepSpeed takes its own fused Adam, unless `torch_adam` is set."""
+
+
+def zero_run(
+    spec: ModelSpec,
+    how: Training,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    rank: int,
+    workspace: int = 0,
+    meter: Meter | None = None,
+) -> DividedRun | GatheredRun:
+    """The run of one rank. ranks: over which ZeRO divides. Raises `InputError` for what is not modelled."""
+    settings = settings.resolved(spec.hidden_size)
+    settings.check()
+    _check(how, settings)
+    how = cast(how)
+    implementation = how.implementation
+    if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
+        implementation = "fused"
+    how = replace(how, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
+    if settings.stage == 3:
+        return GatheredRun(spec, how, settings, ranks, workspace, meter)
+    return DividedRun(spec, how, settings, ranks, rank, workspace, meter)
+
+
+def cast(how: Training) -> Training:
+    """As the engine computes: it casts all parameters, those of adapters too."""
+    return how if how.adapters is None else replace(how, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+
+
+def _check(how: Training, settings: DeepSpeedSettings) -> None:
+    """Raises `InputError` for training that is not modelled with DeepSpeed."""
+    if settings.stage not in (1, 2, 3):
+        raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
+    for holds, words in (
+        (how.autocast, "--precision autocast"),
+        (how.keeps_gradients, "--zero-grad zeros"),
+        (how.optimizer_in_backward, "--optimizer-in-backward"),
+        (how.optimizer == "muon", "--optimizer muon"),
+        (how.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
+    ):
+        if holds:
+            raise InputError(f"{words}: with DeepSpeed it is not modelled")
+    if settings.stage == 1 and how.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
+        raise InputError(
+            "grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled"
+        )
+
+
+@uncollected()
+def replay_zero(
+    spec: ModelSpec,
+    how: Training,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    rank: int,
+    device: Device | None = None,
+    workspace: int = 0,
+) -> Replayed:
+    """Replays set-up and two steps of one rank. device: as of `replay`. In the second step all is as in later ones."""
+    meter = Meter(device)
+    return replayed(zero_run(spec, how, settings, ranks, rank, workspace, meter), meter)
+
+
+def rank_memory(
+    one: Memory, layout: Layout, rank: int, runtime: Runtime, own: Any = None, version: str = ""
+) -> DeviceMemory:
+    """The memory of one rank. own: `DeepSpeedSettings`, by default DeepSpeed's own. version: of deepspeed.
+
+    Raises `InputError` for a layout, settings or training that is not modelled.
+    """
+    settings = settings_of(layout, own, version)
+    how = one.training()
+    if one.settings.master_weights == "none" and how.dtype != "float32":
+        raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
+    device = CachingAllocator(runtime.expandable)
+    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, device, runtime.workspace)
+    return summed(found, runtime, loops(one.spec), known(settings))
+
+
+def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
+    """The settings of a layout. Raises `InputError` for a layout or version that is not modelled."""
+    settings = own if isinstance(own, DeepSpeedSettings) else DeepSpeedSettings()
+    for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
+        if getattr(layout, name) > 1:
+            option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
+            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1")
+    if layout.prefetch:
+        raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
+    asked = version or settings.version
+    if asked not in ("", VERSION):
+        raise InputError(f"--framework-version {asked}: not modelled with deepspeed; expected {VERSION}")
+    if settings.stage is None:
+        return replace(settings, stage=layout.zero)
+    if layout.zero not in (0, settings.stage):
+        raise InputError(f"--zero {layout.zero}: the configuration has stage {settings.stage}; expected the same")
+    return settings
+
+
+def known(settings: DeepSpeedSettings) -> Term:
+    """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU or on meta.
+
+    On a GPU, what a stream beside the default one reads is freed when that has read it, which is not replayed.
+    """
+    witness = "deepspeed's own processes on the CPU: every storage"
+    if settings.offload_optimizer != "none" or settings.offload_param != "none":
+        witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
+    if settings.overlaps:
+        return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
+    return Term("tensors", 0, "exact", witness, VERSIONS)

@@ -1,0 +1,113 @@
+"""The record of a framework: what llmcalc knows of it. Neutral code asks the record, and never names a framework.
+
+Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
+name. A record is read whenever options are listed, so its functions import what they need when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.estimate import Memory
+from ..evidence import FrameworkEvidence
+from ..parallel.layout import Layout
+from ..parallel.layout_request import Asked
+from ..parallel.messages import GradientRules, Message
+from ..parallel.search import LayoutRules
+from ..workload.execution import AttentionImplementation
+from .peak_estimate import EstimateErrors, PeakEstimate
+
+
+@dataclass(frozen=True)
+class RunOnRanks:
+    """A model's training over devices, as a framework is asked about it.
+
+    memory: the model and how it runs. layout: over the devices. version: of the framework, a date or a tag; empty for
+    the newest known. own_settings: the framework's own settings of the run, from a launch file; None without one.
+    """
+
+    memory: Memory
+    layout: Layout
+    version: str = ""
+    own_settings: Any = None
+    _shared: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def shared(self, runtime: Runtime) -> dict[Any, Any]:
+        """Results that ranks on an accelerator with that runtime keep for ranks that do the same."""
+        return self._shared.setdefault(runtime, {})
+
+    def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
+        """The framework's settings of the run on an accelerator with that runtime, which are made once."""
+        if runtime not in self._settings:
+            self._settings[runtime] = make()
+        return self._settings[runtime]
+
+
+RankMemoryOf: TypeAlias = Callable[[RunOnRanks, int, Runtime], DeviceMemory]
+"""The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
+
+
+def _no_check(memory: Memory, version: str) -> None:
+    """Nothing is refused before a layout is known."""
+
+
+def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
+    """The document says what the settings say."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What llmcalc knows of one framework.
+
+    name: the word of `--framework`. title: its name on screens.
+    rank_memory: the memory of one rank in training, replayed.
+    estimate: the memory of any rank of any layout, without an allocator, for plans.
+    estimate_errors: the largest errors of that estimate.
+    gradients: how gradients are summed over replicas.
+    layouts: which layouts a search tries.
+    own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
+        a framework whose messages all follow from placements and `gradients`.
+    attention: the attention implementation that runs where none is chosen; None (default) for that of the settings.
+    world_communicators: whether NCCL communicators are those of all ranks, twice; else one for each axis of the mesh.
+    nccl_is_known: whether the communicators are known at all; true by default.
+    document: what its documents say of a run, beside the settings.
+    check: refuses a run that it does not have on any layout.
+    evidence: (layout, whether it trains) → the witnesses of its runs; None (default) without any: then they are untested.
+    implied_by: options that ask for it where no framework is named, in words, and whether a layout's options do.
+    launch_files: the launch files that it reads, in words; empty for none.
+    serves: whether it runs passes without gradients; false by default.
+    selective_recompute: the value of `--recompute` that `selective` stands for.
+    """
+
+    name: str
+    title: str
+    rank_memory: RankMemoryOf
+    estimate: Callable[[Memory], PeakEstimate]
+    estimate_errors: EstimateErrors
+    gradients: GradientRules
+    layouts: LayoutRules
+    own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
+    attention: AttentionImplementation | None = None
+    world_communicators: bool = False
+    nccl_is_known: bool = True
+    document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_changes
+    check: Callable[[Memory, str], None] = _no_check
+    evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
+    implied_by: tuple[str, Callable[[Asked], bool]] | None = None
+    launch_files: str = ""
+    serves: bool = False
+    selective_recompute: str = "attention"
+
+    def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
+        """The witnesses of its runs in a layout. trains: whether the run is training."""
+        return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
+
+    def is_implied(self, request: Asked) -> bool:
+        """Whether a layout that names no framework asks for this one."""
+        return self.implied_by is not None and self.implied_by[1](request)

@@ -1,0 +1,117 @@
+"""How the runs of FSDP2 are known: what torch's FSDPMemTracker has seen, and its own pipeline of wrapped stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...evidence import FrameworkEvidence, Witness, by_source
+from ...parallel.layout import Layout
+
+LLAMA = (
+    ("part", "stack"),
+    ("layer", "block"),
+    ("mixer", "attention"),
+    ("network", "mlp"),
+    ("norm", "rmsnorm"),
+    ("position", "rope"),
+    ("head", "lm"),
+)
+"""The parts of a Llama."""
+
+
+def _compared(
+    name: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
+) -> FrameworkEvidence:
+    """The runs that a test compares with a measurement of that name. source: where all others were read."""
+    witness = Witness("exact", name, test)
+    return FrameworkEvidence(
+        name="fsdp2",
+        witness=witness,
+        parts=dict.fromkeys(parts, witness),
+        optimizers=dict.fromkeys(optimizers, witness),
+        rest=by_source(source, test),
+    )
+
+
+SHARDED = _compared(
+    "torch's FSDPMemTracker on a fake process group",
+    "tests/frameworks/fsdp2/test_fsdp2.py",
+    (
+        *LLAMA,
+        ("part", "block_indexer"),
+        ("part", "convolution"),
+        ("part", "entry_indexer"),
+        ("part", "identity_experts"),
+        ("part", "indexer"),
+        ("part", "latent"),
+        ("part", "output_gate"),
+        ("part", "per_layer_embedding"),
+        ("part", "per_layer_gate"),
+        ("part", "pooler"),
+        ("part", "qk_norm"),
+        ("part", "relative_bias"),
+        ("part", "relative_embedding"),
+        ("part", "side_convolution"),
+        ("part", "token_types"),
+        ("part", "transform"),
+        ("streams", "altup"),
+        ("streams", "hyper"),
+        ("layer", "altup"),
+        ("layer", "gated_norm"),
+        ("layer", "hyper"),
+        ("layer", "shortcut"),
+        ("mixer", "cca"),
+        ("mixer", "compressed"),
+        ("mixer", "differential"),
+        ("mixer", "dynamic_mask"),
+        ("mixer", "local"),
+        ("mixer", "merged"),
+        ("mixer", "mixture_of_attention"),
+        ("mixer", "mla"),
+        ("mixer", "relative"),
+        ("mixer", "short_conv"),
+        ("network", "moe"),
+        ("network", "product_key_moe"),
+        ("network", "rwkv_channel_mix"),
+        ("router", "linear"),
+        ("router", "mlp"),
+        ("router", "token_table"),
+        ("norm", "affine"),
+        ("norm", "layernorm"),
+        ("position", "alibi"),
+        ("position", "disentangled"),
+        ("position", "learned"),
+        ("position", "relative_bias"),
+        ("position", "sinusoidal"),
+        ("position", "transformer_xl"),
+        ("head", "classification"),
+    ),
+    ("adamw", "sgd"),
+    "torch/distributed/fsdp/_fully_shard",
+)
+"""Weights sharded over ranks."""
+
+PIPED = _compared(
+    "torch's PipelineStage under fully_shard on a fake process group",
+    "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
+    LLAMA,
+    ("adamw",),
+    "torch/distributed/pipelining/stage.py and fsdp/_fully_shard",
+)
+"""Ranks of a pipeline."""
+
+DIVIDED = _compared(
+    "torch's FSDPMemTracker on a fake process group",
+    "tests/frameworks/fsdp2/test_two_dimensions.py",
+    (*LLAMA, ("part", "qk_norm")),
+    ("adamw",),
+    "torch/distributed/tensor and fsdp/_fully_shard",
+)
+"""Ranks of tensor parallelism."""
+
+
+def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+    """How a run in a layout is known."""
+    if layout.pp > 1:
+        return PIPED
+    return DIVIDED if layout.tp > 1 else SHARDED

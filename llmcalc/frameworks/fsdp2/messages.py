@@ -1,0 +1,50 @@
+"""Messages of FSDP2 for gradients and weights of replicas.
+
+For each micro-batch, every layer's weights before its forward pass and, if they are freed in between, before its
+backward pass, as bfloat16, and the weights outside of layers once; gradients after its backward pass, as float32
+(torchtitan, MixedPrecisionPolicy). In a pipeline once in a step (torch/distributed/pipelining/stage.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...algebra import Number
+from ...optional import MTP
+from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.placements import FLOAT32
+from ...parallel.weight_shards import shard_rows
+
+
+def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+    """The messages for weights that the same ranks hold: of every layer, and of the weights in none.
+
+    All shards are as long as the longest.
+    """
+    layout, ranks = group.layout, group.ranks
+    if not layout.zero:
+        yield ranks.message("all_reduce", group.elements * FLOAT32, 1)
+        return
+    outside: Number = 0
+    sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
+    for weight in group.weights:
+        rows, *others = weight.tensor.shape
+        size = shard_rows(rows, ranks.shards, 0) * ranks.shards
+        for side in others:
+            size *= side
+        name, indices = weight.path[0]
+        if name not in ("layers", MTP.name):
+            outside += size
+            continue
+        layers = tuple(indices or ())
+        before, _ = sizes.get((name, *layers), (0, 0))
+        sizes[name, *layers] = before + size * (weight.count // len(layers)), len(layers)
+    passes = group.chunk.batches if layout.pp == 1 else 1
+    gathers = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
+    for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside, 1, 1)]:
+        yield ranks.message("all_gather", size * group.width, count * times * passes)
+        yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
+        yield ranks.summed(size * FLOAT32 // ranks.shards, count * passes)
+
+
+GRADIENTS = GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)

@@ -1,0 +1,135 @@
+"""FSDP in the words of the Trainer and of accelerate: the layout that they ask for.
+
+Source: accelerate 1.x, utils/dataclasses.py, `FullyShardedDataParallelPlugin` and `ParallelismConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, shown
+from ...parallel.layout import Layout, Zero
+from ..launch.record import Reading, flag_value, size_of, unknown_keys
+from .settings import TitanSettings
+
+FSDP_READ = frozenset(
+    """
+    version sharding_strategy reshard_after_forward offload_params activation_checkpointing xla
+    """.split()  # noqa: SIM905
+)
+
+FSDP_IGNORED = frozenset(
+    """
+    auto_wrap_policy transformer_layer_cls_to_wrap transformer_cls_names_to_wrap min_num_params state_dict_type
+    sync_module_states cpu_ram_efficient_loading use_orig_params backward_prefetch backward_prefetch_policy
+    forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
+    """.split()  # noqa: SIM905
+)
+
+STRATEGIES: dict[str, tuple[Zero, bool]] = {
+    "FULL_SHARD": (3, True),
+    "SHARD_GRAD_OP": (3, False),
+    "HYBRID_SHARD": (3, True),
+    "HYBRID_SHARD_ZERO2": (3, False),
+    "1": (3, True),
+    "2": (3, False),
+    "4": (3, True),
+    "5": (3, False),
+}
+"""FSDP's word → what is divided, and whether a layer's weights are given back after its forward pass."""
+
+WHOLE = ("NO_SHARD", "3")
+"""FSDP's words for weights that each device keeps whole."""
+
+PER_MACHINE = 8
+"""Devices of a machine over which a hybrid strategy divides weights, where the file does not say."""
+
+
+def fsdp_layout(
+    reading: Reading, table: Mapping[str, Any], world: int, machines: int, parallel: Mapping[str, Any] | None = None
+) -> tuple[Layout, dict[str, Any]]:
+    """The layout of FSDP and the settings that follow. table: keys without `fsdp_`."""
+    at = "fsdp_config"
+    reading.ignored += [f"{at}.{key}"[:80] for key in table if key in FSDP_IGNORED]
+    unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), at, "no key that is known")
+    version = size_of(reading, f"{at}.fsdp_version", table.get("version", 1))
+    if version == 1:
+        reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+    zero, reshard, hybrid = _strategy(reading, table)
+    if table.get("offload_params") not in (None, False, "false"):
+        reading.unknown[f"{at}.fsdp_offload_params"] = "offloading to the host is not modelled"
+    if table.get("xla") not in (None, False):
+        reading.unknown[f"{at}.xla"] = "XLA is not modelled"
+    words: dict[str, Any] = {}
+    if table.get("activation_checkpointing") in (True, "true"):
+        words["recompute"] = "full"
+    sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
+    known = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
+    harmless = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
+    unknown_keys(reading, sizes, (*known, *harmless), "parallelism_config", "no key that is known")
+    tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
+    replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
+    if sizes.get("sp_size") not in (None, 1):
+        reading.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
+    if hybrid:
+        replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
+    if world % (tp * cp * replicas):
+        raise InputError(f"--world-size: {world}; expected a multiple of {tp * cp * replicas}")
+    exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
+    dp = world // (tp * cp)
+    layout = Layout(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        zero=zero if dp * cp > 1 else 0,
+        hsdp_replicas=replicas,
+        reshard=reshard,
+        sequence_parallel=tp > 1,
+        cp_comm="allgather" if exchange == "allgather" else "p2p",
+    )
+    return layout, words
+
+
+def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, bool]:
+    """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
+    again = table.get("reshard_after_forward")
+    name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
+    if isinstance(again, str) and again.upper() in (*STRATEGIES, *WHOLE):  # version 1 wrote a strategy under this name
+        name, again = again.upper(), None
+    if name in WHOLE:
+        raise reading.wrong(
+            "fsdp_config.fsdp_sharding_strategy",
+            "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
+            "devices keep as much",
+        )
+    if name not in STRATEGIES:
+        known = ", ".join(word for word in STRATEGIES if not word.isdigit())
+        raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {known}")
+    zero, reshard = STRATEGIES[name]
+    if again is not None:
+        reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", again)
+    return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+
+
+def summing(reading: Reading, table: Mapping[str, Any], words: Mapping[str, Any]) -> TitanSettings:
+    """How gradients are summed over ranks: in the format of the products (`set_mixed_precision`).
+
+    Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
+    table: keys without `fsdp_`. words: the settings of a run without FSDP.
+    """
+    version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
+    half = words.get("precision") == "autocast" or words.get("dtype") in ("bf16", "fp16")
+    return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1, flat=version == 1)
+
+
+def computing(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run under FSDP, whose mixed precision gathers weights in 16 bits from shards in fp32.
+
+    words: those of the run without it, with autocast.
+    """
+    out = dict(words)
+    if out.get("precision") == "autocast":
+        del out["precision"]
+        out |= {"dtype": "bf16", "master_weights": "fp32"}
+    return out

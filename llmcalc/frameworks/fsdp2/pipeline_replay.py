@@ -1,0 +1,289 @@
+"""A rank of FSDP2's pipeline whose passes are recorded with few micro-batches, and played for those of the schedule.
+
+A schedule gathers every stage's parameters once and adds up whole gradients, so from the third micro-batch on all
+passes with the same neighbours do the same. The first ones also make what stays to the end of the schedule: whole
+parameters and the sums of their gradients, which are handed on. What differs otherwise raises `Irregular`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from ...device_memory.device_memory import uncollected
+from ...device_memory.training import Training
+from ...model import ModelSpec
+from ...parallel.layout import Layout, Stage
+from ...simulator.caching_allocator import Openings
+from ...simulator.event_log import Recorder
+from ...simulator.meter import Block
+from ...simulator.repeat_layers import Irregular
+from ...simulator.repeat_microbatches import Case, Home, Passes, Piece, Played, Reading, Trace, shown
+from ...simulator.repeat_microbatches import Noted as Written
+from ...simulator.replay_result import Replayed
+from ...simulator.tensor import Tensor
+from ..torch.pipeline_replay import Known, alike, on_allocator
+from .param_groups import ALL_REDUCE, Gathered, Parameter
+from .pipeline import Piped, ShardedChunk, ShardedRank
+from .training import Fsdp
+
+MICROBATCHES = 4
+"""Micro-batches of a schedule in a rehearsal, so that every case but the first ones comes twice where it can."""
+
+FEW = 6
+"""Micro-batches of a schedule up to which all passes are run, twice as many of several chunks, which are rehearsed
+twice: a rehearsal is hardly shorter."""
+
+MANY = 160
+"""Layers of a rank up to which passes are rehearsed: all of them run, while a recording has a few of equal layers."""
+
+Shared: TypeAlias = dict[tuple[object, ...], Known]
+"""What the passes of a rank depend on → what is known of it."""
+
+
+class Scheduled(Passes):
+    """Which passes have run, counted from the beginning of each schedule, whose first passes differ from later ones.
+
+    schedule: how many have begun. starts: passes of each chunk before this one.
+    """
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__(chunks)
+        self.schedule = 0
+        self.starts = [0] * chunks
+
+    def begin_step(self) -> None:
+        """Says that another schedule begins."""
+        self.schedule += 1
+        self.starts = list(self.forwards)
+
+    def _at(self, chunk: int, number: int) -> int:
+        """Which pass of the schedule it is, the third and all further ones alike; in a later schedule, others."""
+        return min(number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
+
+    def _case(self, chunk: int, kind: str, number: int) -> Case:
+        before = "flying" if self.backwards[chunk] < number else "done"
+        return chunk, kind, self._at(chunk, number), before if number > self.starts[chunk] else ""
+
+    def next_backward(self, chunk: int) -> tuple[Case, Home]:
+        number = self.backwards[chunk]
+        self.backwards[chunk] += 1
+        after = "begun" if self.forwards[chunk] > number + 1 else "alone"
+        return (chunk, "B", self._at(chunk, number), after), (chunk, "B", number)
+
+
+class Rehearsal(Scheduled):
+    """Runs passes and records them. parameters: of each chunk, those that are gathered."""
+
+    def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
+        super().__init__(len(parameters))
+        self.meter, self.parameters = meter, parameters
+        self.pieces: list[Piece] = []
+
+    def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        """Runs a forward pass. run: gives its output."""
+        return self._run(chunk, *self.next_forward(chunk), entered, run)
+
+    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Computes the loss of the last forward pass."""
+        return self._run(chunk, *self.next_loss(chunk), output, run)
+
+    def _run(self, chunk: int, case: Case, home: Home, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
+        out = run()
+        made = [shown(0, out)]
+        for i, parameter in enumerate(self.parameters[chunk], 1):
+            if isinstance(parameter.whole.storage, Gathered) and parameter.whole.storage.block is not None:
+                made.append(shown(i, parameter.whole))
+        x = None if entered is None else entered.storage.block.handle
+        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, made))
+        return out
+
+    def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
+        """Runs a backward pass, after which these tensors may have their gradients."""
+        case, home = self.next_backward(chunk)
+        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
+        run()
+        made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
+
+    def traces(self) -> dict[Case, Trace]:
+        """What each case does. Raises `Irregular` if what does not differ in its neighbours differs."""
+        return Reading(self.meter.events, self.pieces).found
+
+
+class PlayedPasses(Scheduled, Played):
+    """Plays passes in the place of running them. parameters: of each chunk, those that are gathered."""
+
+    def __init__(
+        self,
+        meter: Written,
+        traces: Mapping[Case, Trace],
+        below: Sequence[int],
+        parameters: Sequence[Sequence[Parameter]],
+    ) -> None:
+        Played.__init__(self, meter, traces, below)
+        self.schedule, self.starts, self.parameters = 0, [0] * len(below), parameters
+
+    def _given(self, chunk: int, case: Case, home: Home, entered: Tensor | None) -> Tensor:
+        trace, base = self._play(chunk, case, home)
+        if entered is not None and trace.entered is not None:
+            entered.storage.block.kind = trace.entered
+        (_, out), *whole = trace.made
+        for i, made in whole:
+            storage = self.parameters[chunk][i - 1].whole.storage
+            storage.block = Block(made.bytes, made.kind, base + made.number)
+        return out.tensor(out.storage(self.meter, base))
+
+
+class SumOfGradients:
+    """The sum of a parameter's gradients over micro-batches, in the place of a gradient."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self.parameter.summed
+
+    @grad.setter
+    def grad(self, grad: Tensor | None) -> None:
+        self.parameter.summed = grad
+
+
+class PlayedChunk(ShardedChunk):
+    """The layers of one stage, whose passes are recorded or played."""
+
+    def gathered(self) -> list[Parameter]:
+        """The parameters that are gathered."""
+        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
+
+    def forward_one_chunk(self, i: int) -> Tensor:
+        output = super().forward_one_chunk(i)
+        for group in self.lowering.groups.values():
+            group.whole = True  # also if the pass that gathered it was played
+        return output
+
+    def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
+        assert self.passes is not None
+        own = self.gathered()
+        sums: list[Any] = [SumOfGradients(parameter) for parameter in own]
+        leaves = [*entered, *self.parameters, *sums, *(parameter.whole for parameter in own)]
+        self.passes.backward(self.number, leaves, run)
+
+
+class PlayedRank(ShardedRank):
+    """A rank whose passes are recorded or played."""
+
+    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
+        streams = ALL_REDUCE * stage.chunk
+        return PlayedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+
+
+@uncollected()
+def played_stage(
+    spec: ModelSpec,
+    how: Training,
+    layout: Layout,
+    rank: int,
+    expandable: bool,
+    workspace: int,
+    fsdp: Fsdp,
+    piped: Piped,
+    shared: Shared,
+) -> Replayed | None:
+    """What set-up and two steps of a rank of a long pipeline find on an allocator; None where it is not long, or where
+    its passes are not alike.
+
+    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
+    which this adds.
+    """
+    if layout.reshard or how.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
+        return None
+    made = partial(PlayedRank, spec, how, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
+    run = made(meter=(meter := Written()))
+    if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
+        return None
+    alone, at = layout.at(rank).pp == layout.pp - 1, layout.at(rank)
+    key = (at.dp, at.cp, *alike(spec, run, rank, alone))
+    if key not in shared:
+        shared[key] = known(made, layout.vpp, alone, expandable)
+    found = shared[key]
+    if found.traces is None:
+        return None
+    further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
+    parameters: list[list[Parameter]] = []
+    passes = PlayedPasses(meter, found.traces, further, parameters)
+    for chunk in run.chunks:
+        chunk.passes = passes
+    set_up = run.set_up
+
+    def set_up_and_list() -> None:
+        set_up()
+        parameters.extend(chunk.gathered() for chunk in run.chunks)  # type: ignore[attr-defined]
+
+    run.set_up = set_up_and_list  # type: ignore[method-assign]
+    try:
+        return on_allocator(run, meter, found.openings)
+    except Irregular:
+        return None
+
+
+def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable: bool) -> Known:
+    """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
+    traces: dict[Case, Trace] = {}
+    openings = Openings(expandable)
+    try:
+        for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
+            run = made(meter=(recorder := Recorder()))
+            below = [chunk.lowering.below for chunk in run.chunks]
+            for case, trace in _rehearsed(run, recorder, alone, group).items():
+                if traces.setdefault(case, trace) != trace:
+                    raise Irregular
+    except Irregular:
+        return Known(None, below, (), openings)
+    return Known(traces, below, (), openings)
+
+
+def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[Case, Trace]:
+    """What each case does. group: as of `_schedule`."""
+    run.set_up()
+    passes = Rehearsal(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
+    for chunk in run.chunks:
+        chunk.passes = passes  # type: ignore[assignment]
+    for _ in range(2):
+        for _ in range(2 if run.schedules > 1 else 1):
+            _schedule(run, alone, group)
+        run.update()
+        run.zero_grad()
+    return passes.traces()
+
+
+def _schedule(run: ShardedRank, alone: bool, group: int) -> None:
+    """A few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
+    for chunk in run.chunks:
+        chunk.clear_runtime_states()
+    run.begin_step()
+    losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
+    last = run.chunks[-1] if alone else None
+    for chunk in run.chunks if run.active else ():
+        chunk.unshard()
+        chunk.wait_for_unshard()
+    for start in range(0, MICROBATCHES, group):
+        batches = range(start, start + group)
+        for chunk in run.chunks:
+            for i in batches:
+                losses[chunk.number].append(chunk.forward_and_loss(i))
+                if chunk is last:
+                    chunk.backward_one_chunk(i, losses[chunk.number][i])
+        for chunk in reversed(run.chunks):
+            for i in () if chunk is last else batches:
+                chunk.backward_one_chunk(i, losses[chunk.number][i])
+    for chunk in run.chunks:
+        chunk.perform_reduce_grad()
+    run.end_passes()
+    for chunk in run.chunks if run.active else ():
+        chunk.reshard_all()
+    for chunk in run.chunks:
+        chunk.merge_outputs()

@@ -1,0 +1,244 @@
+"""The memory of one rank under FSDP2 as an answer, the ranks that differ from one another, and what a step sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ...algebra import Number, ceil_div
+from ...components.evidence import evidence_of_parts
+from ...device_memory.cuda_runtime import HOPPER, Runtime
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
+from ...device_memory.estimate import Memory, is_recurrent
+from ...device_memory.evidence import evidence_of_run
+from ...device_memory.training import Training
+from ...errors import InputError
+from ...evidence import STATUSES
+from ...model import ModelSpec
+from ...optional import TOWERS
+from ...parallel.layout import Layout
+from ...parallel.messages import Message
+from ...parallel.placements import Collective
+from ...parallel.rank_program import rank_program
+from ...simulator.event_log import Recorded, Recorder
+from ...simulator.layer_loops import Loop, loops
+from ...simulator.layer_pattern import RECORDED
+from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
+from ...simulator.repeat_layers import Irregular
+from .evidence import evidence_for
+from .lowering import Layer
+from .pipeline import NEWEST, Piped, piped_at, stage_memory
+from .pipeline_replay import played_stage
+from .settings import TitanSettings
+from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
+from .with_tensor_parallel import ShardedAndDivided
+
+WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+"""What is known of a run by default."""
+
+PIPED = Term("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
+"""What is known of a rank of a pipeline."""
+
+IN_FLOAT8 = Term(
+    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
+)
+"""What is known of a run with products in 8 bits."""
+
+IN_RINGS = Term(
+    "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
+)
+"""What is known of a run with context parallelism: its attention was compared with torch, a whole model was not."""
+
+DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
+"""What is known of a run with tensor parallelism that the tracker has not seen."""
+
+MANY = 160
+"""Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
+sharded weights are small beside activations and gathered layers, of which some serve other streams.
+"""
+
+
+def fsdp_memory(
+    spec: ModelSpec,
+    how: Training,
+    layout: Layout,
+    rank: int = 0,
+    runtime: Runtime = HOPPER,
+    fsdp: Fsdp = TITAN,
+    tensors: Term | None = None,
+    piped: Piped = NEWEST,
+    shared: dict[Any, Any] | None = None,
+) -> DeviceMemory:
+    """Replays training of one rank. `how.dtype` is the number format in which modules compute.
+
+    tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
+    piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
+    same run, to which this adds; None (default) runs all micro-batches of a pipeline.
+    Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
+    is not modelled with.
+    """
+    if layout.cp > 1 and is_recurrent(spec):
+        raise InputError(
+            f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
+            "expected --cp 1"
+        )
+    sharded = sharding(how, layout, rank, fsdp)
+    if tensors is None:
+        evidence = evidence_of_run(spec, how.choices, how.optimizer, how.include)
+        under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, how.include), how.optimizer)
+        tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
+    tensors = _known(layout, fsdp, tensors)
+    if layout.pp > 1:
+        played = None
+        if shared is not None:
+            expandable, workspace = runtime.expandable, runtime.workspace
+            played = played_stage(spec, how, layout, rank, expandable, workspace, fsdp, piped, shared)
+        if played is not None:
+            return summed(played, runtime, loops(spec), tensors)
+        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
+    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
+
+    def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+        if layers and fsdp.prefetch > 1:
+            raise Irregular(f"the first and last {fsdp.prefetch} layers gather others than those between")
+        return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
+
+    return device_memory(
+        spec,
+        run,
+        runtime,
+        (),
+        tensors,
+        how.recompute.every,
+        MANY,
+    )
+
+
+def rank_memory(
+    one: Memory,
+    layout: Layout,
+    rank: int,
+    runtime: Runtime,
+    version: date | None = None,
+    own: TitanSettings = USUAL,
+    shared: dict[Any, Any] | None = None,
+) -> DeviceMemory:
+    """What one rank holds under torchtitan of that date, None (default) for the newest.
+
+    own: what a job says that no option does, by default nothing. shared: as of `fsdp_memory`.
+
+    Raises `InputError` for another phase than training, and as `fsdp_memory` does.
+    """
+    how = one.training()
+    if TOWERS.name in one.states.count.include:
+        raise InputError("FSDP2 with image and audio encoders is not modelled")
+    how, fsdp = called(one.spec, how, version, own)
+    fsdp = replace(fsdp, prefetch=layout.prefetch)
+    settings = one.tensors(how.choices.attention)
+    tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
+    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
+
+
+def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
+    """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
+    terms = [tensors]
+    if fsdp.float8 is not None:
+        terms.append(IN_FLOAT8)
+    elif layout.cp > 1:
+        terms.append(IN_RINGS)
+    elif layout.tp > 1 and not layout.sequence_parallel:
+        terms.append(DIVIDED)
+    return max(reversed(terms), key=lambda term: STATUSES.index(term.status))
+
+
+def communication(
+    spec: ModelSpec, how: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
+) -> list[Collective]:
+    """What a rank sends in a step: a line per collective operation of each group, in the order of the groups.
+
+    `times` is how often in the step; of equal layers there is one line, which names the first of them.
+    Raises `InputError` as `fsdp_memory` does.
+    """
+    run = _few(spec, how, layout, rank, fsdp)
+    reduces = how.microbatches if fsdp.reduces_each else 1
+    stacks = loops(spec)
+    found: dict[tuple[object, ...], Collective] = {}
+    for layer, group in run.lowering.groups.items():
+        times = _layers_like(layer, stacks)
+        for one in group.collectives(how.microbatches, reduces):
+            key = layer.path, *one[1:6]
+            before = found.get(key)
+            found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
+    if isinstance(run.lowering, ShardedAndDivided):
+        run.next_batch()
+        run.forward_and_backward()
+        for place, one in run.lowering.messages:
+            path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
+            times = how.microbatches * _layers_like(Layer(path, place.turn), stacks)
+            before = found.get((path, *one[1:6]))
+            found[path, *one[1:6]] = one._replace(times=times) if before is None else _joined(before, one, times)
+    return list(found.values())
+
+
+def rank_traffic(
+    one: Memory, layout: Layout, rank: int, version: date | None = None, own: TitanSettings = USUAL
+) -> list[Message]:
+    """What a rank sends in a step under torchtitan of that date, None (default) for the newest. own: as there.
+
+    Raises `InputError` as `rank_memory` does.
+    """
+    how, fsdp = called(one.spec, one.training(), version, own)
+    counts: dict[Message, Number] = {}
+    for each in communication(one.spec, how, layout, rank, fsdp):
+        alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)
+        counts[alike] = counts.get(alike, 0) + each.times
+    return [alike._replace(count=count) for alike, count in counts.items()]
+
+
+def _joined(before: Collective, one: Collective, times: int) -> Collective:
+    return before._replace(times=before.times + times * one.times)
+
+
+def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
+    """A run that has been set up, with a few layers of each stack that has many."""
+    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    layers = {i: loop.kinds(RECORDED) for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
+    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program)
+    run.set_up()
+    return run
+
+
+def _layers_like(layer: Layer, stacks: list[Loop]) -> int:
+    """How many layers of the model a layer of a run of few stands for."""
+    for loop in stacks:
+        inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
+        if layer.path == loop.path and inside and loop.repeats > RECORDED:
+            return 1 + loop.repeats - RECORDED
+    return 1
+
+
+class Alike(NamedTuple):
+    """Ranks that hold as many rows of every parameter. rank: the first of them. ranks: how many they are."""
+
+    rank: int
+    ranks: int
+
+
+def ranks_that_differ(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp = TITAN) -> list[Alike]:
+    """The ranks that differ: shards of rows that the ranks do not divide are shorter, or empty, on the last ranks.
+
+    Rank 0 holds the most. Raises `InputError` with tensor parallelism, and as `fsdp_memory` does.
+    """
+    if layout.tp > 1:
+        raise InputError(f"--tp {layout.tp}: which ranks differ is known of shards alone; expected 1")
+    run, shards = _few(spec, how, layout, 0, fsdp), layout.shards
+    ends = {0, shards}
+    for one in run.lowering.sharded.values():
+        rows = one.whole.shape[0]
+        full, rest = divmod(rows, ceil_div(rows, shards))
+        ends |= {full, full + (rest > 0)} if full < shards else set()
+    return [Alike(a, (b - a) * layout.hsdp_replicas) for a, b in pairwise(sorted(ends))]

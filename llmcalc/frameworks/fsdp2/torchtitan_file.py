@@ -1,0 +1,560 @@
+"""Reads a torchtitan job, a TOML: of 2024, whose layout is in `[training]` and `[experimental]`, to 2026.
+
+Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
+and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Literal
+
+from ...errors import InputError, shown
+from ...parallel.layout import ContextExchange, Layout, Schedule
+from ..launch.record import Launch, Reading, flag_value, reading_of, size_of
+from .settings import Float8, Float8Recipe, TitanSettings
+from .torchtitan_models import flavor
+
+SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
+
+USUAL_WORLD = 8
+"""Devices that titan's `run_train.sh` uses (`NGPU`)."""
+
+RESHARD = {"default": None, "always": True, "never": False}
+
+SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
+"""torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
+
+EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
+"""Titan's word for how keys and values go round → the layout's: shards go round in a ring by an all-to-all."""
+
+IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
+
+FLOAT8_KEYS = frozenset({"enable_fsdp_float8_all_gather", "recipe_name", "filter_fqns"})
+"""Keys of products in 8 bits that are read: of `[float8]`, later of `[quantize.linear.float8]`."""
+
+READ: dict[str, frozenset[str]] = {
+    "model": frozenset({"name", "flavor", "converters", "norm_type"}),
+    "training": frozenset(
+        {
+            "batch_size",
+            "local_batch_size",
+            "global_batch_size",
+            "seq_len",
+            "compile",
+            "dtype",
+            "mixed_precision_param",
+            "mixed_precision_reduce",
+            "enable_cpu_offload",
+            "data_parallel_replicate_degree",
+            "data_parallel_shard_degree",
+            "data_parallel_degree",
+            "tensor_parallel_degree",
+            "pipeline_parallel_degree",
+            "disable_loss_parallel",
+            "deterministic",
+        }
+    ),
+    "parallelism": frozenset(
+        {
+            "data_parallel_replicate_degree",
+            "data_parallel_shard_degree",
+            "fsdp_reshard_after_forward",
+            "tensor_parallel_degree",
+            "disable_loss_parallel",
+            "enable_async_tensor_parallel",
+            "enable_compiled_autograd",
+            "pipeline_parallel_degree",
+            "pipeline_parallel_first_stage_less_layers",
+            "pipeline_parallel_last_stage_less_layers",
+            "pipeline_parallel_layers_per_stage",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_split_points",
+            "pipeline_parallel_microbatch_size",
+            "context_parallel_degree",
+            "context_parallel_rotate_method",
+            "context_parallel_load_balancer",
+            "expert_parallel_degree",
+            "expert_tensor_parallel_degree",
+        }
+    ),
+    "experimental": frozenset(
+        {
+            "context_parallel_degree",
+            "context_parallel_rotate_method",
+            "pipeline_parallel_degree",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_split_points",
+            "pipeline_parallel_microbatches",
+            "enable_async_tensor_parallel",
+            "enable_compiled_autograd",
+        }
+    ),
+    "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
+    "compile": frozenset({"enable", "components"}),
+    "optimizer": frozenset({"name", "fused", "implementation", "early_step_in_backward"}),
+    "float8": FLOAT8_KEYS | {"enable_float8_linear"},
+}
+"""Section → keys that are read."""
+
+EMPTY: dict[str, tuple[Any, ...]] = {
+    "parallelism.pipeline_parallel_schedule_csv": ("",),
+    "experimental.pipeline_parallel_schedule_csv": ("",),
+    "parallelism.expert_parallel_comm_backend": ("standard",),
+    "training.mixed_precision_reduce": ("float32",),
+    "experimental.custom_import": ("",),
+    "experimental.custom_args_module": ("",),
+    "job.custom_config_module": ("",),
+    "memory_estimation.enabled": (False,),
+    "memory_estimation.enable": (False,),
+    "fault_tolerance.enable": (False,),
+    "validation.enable": (False,),
+    "validation.enabled": (False,),
+    "activation_checkpoint.early_stop": (False,),
+    "debug.moe_force_load_balance": (False, True),
+    "float8.scaling_type_input": ("dynamic",),
+    "float8.scaling_type_weight": ("dynamic",),
+    "float8.scaling_type_grad_output": ("dynamic",),
+}
+"""Keys that are understood with these values alone."""
+
+IGNORED = {
+    "job": frozenset({"dump_folder", "description", "use_for_integration_test", "print_args", "print_config"})
+    | {"config_file", "save_config_file"},
+    "model": frozenset({"tokenizer_path", "hf_assets_path", "print_after_conversion"}),
+    "optimizer": frozenset({"lr", "beta1", "beta2", "eps", "weight_decay"}),
+    "training": frozenset({"dataset", "dataset_path", "warmup_steps", "max_norm", "steps", "gc_freq", "gc_debug"})
+    | {"seed", "dataloader", "decay_ratio", "decay_type", "data_parallel_type"},
+    "parallelism": frozenset({"pipeline_parallel_expert_parallel_overlap"}),
+    "activation_checkpoint": frozenset(
+        {"preserve_rng_state", "determinism_check", "debug", "memory_budget", "visualize_memory_budget_pareto"}
+    )
+    | {"per_op_sac_force_recompute_mm_shapes_by_fqns"},
+    "compile": frozenset({"backend", "model_backend_override"}),
+}
+"""Section → keys that change no memory of a step."""
+
+IGNORED_SECTIONS = ("profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug", "job", "logging")
+"""Sections all of whose other keys change no memory of a step."""
+
+CONVERTED = ("float8", "mx", "quantize")
+"""Sections of products in fewer bits, which do nothing without a converter in `model.converters`."""
+
+
+SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
+"""Sections that do nothing unless they are enabled, which `EMPTY` refuses."""
+
+
+def is_titan(data: Mapping[str, Any]) -> bool:
+    """Whether a table is a torchtitan job."""
+    there = [name for name in SECTIONS if isinstance(data.get(name), Mapping)]
+    model = data.get("model")
+    return len(there) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in there)
+
+
+class _Job:
+    """The keys of a job, by section, each read where the versions have it."""
+
+    def __init__(self, data: Mapping[str, Any], reading: Reading) -> None:
+        self.data, self.reading = data, reading
+
+    def find(self, key: str, *sections: str) -> tuple[str, Any]:
+        """The first of these sections that has the key: (its name with the section, its value or None)."""
+        for section in sections:
+            table = self.data.get(section)
+            if isinstance(table, Mapping) and key in table:
+                return f"{section}.{key}", table[key]
+        return f"{sections[0]}.{key}", None
+
+    def size(self, key: str, default: int, *sections: str, least: int = 1) -> int:
+        name, value = self.find(key, *sections)
+        return default if value is None else size_of(self.reading, name, value, least=least)
+
+    def flag(self, key: str, default: bool, *sections: str) -> bool:
+        name, value = self.find(key, *sections)
+        return default if value is None else flag_value(self.reading, name, value)
+
+    def word(self, key: str, default: str, known: Mapping[str, Any], *sections: str) -> str:
+        name, value = self.find(key, *sections)
+        if value is None:
+            return default
+        text = str(value)[:60]
+        if text not in known:
+            raise self.reading.wrong(name, f"{shown(value)}; expected one of {', '.join(known)}")
+        return text
+
+
+def read_titan(
+    data: Mapping[str, Any], where: str, world_size: int | None = None, allow_unknown: bool = False
+) -> Launch:
+    """Reads a job's tables. Raises `InputError`, which names file and key."""
+    with reading_of(where, allow_unknown) as reading:
+        return _read(_Job(data, reading), world_size)
+
+
+def _read(job: _Job, world_size: int | None) -> Launch:
+    reading = job.reading
+    for name, table in job.data.items():
+        _check_section(reading, name, table)
+    old = "parallelism" not in job.data
+    name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
+    if not isinstance(size, str):
+        raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
+    spec = flavor("llama3" if name is None else str(name), size, reading.where, old=old)
+    layout = _layout(job, spec.main.num_hidden_layers, world_size)
+    settings = _settings(job, layout)
+    own = _own(job, layout, old)
+    reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
+    framework: str = "fsdp2" if layout.zero else "torch"
+    return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own)
+
+
+def _check_section(reading: Reading, name: str, table: Any) -> None:
+    """Notes what a section holds that is not read."""
+    if not isinstance(table, Mapping):
+        raise reading.wrong(name[:60], f"{shown(table)}; expected a table")
+    for key, value in table.items():
+        path = f"{name}.{key}"[:80]
+        if key in READ.get(name, ()):
+            continue
+        if path in EMPTY:
+            if value not in EMPTY[path]:
+                reading.unknown[path] = f"{shown(value)} is not modelled"
+        elif name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(name, ()):
+            reading.ignored.append(path)
+        else:
+            reading.unknown[path] = "no key that is known"
+
+
+def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
+    reading, spots = job.reading, ("parallelism", "training")
+    tp = job.size("tensor_parallel_degree", 1, *spots)
+    pp = job.size("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job.size("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job.size("expert_parallel_degree", 1, "parallelism")
+    replicas = job.size("data_parallel_replicate_degree", 1, *spots)
+    name, asked = job.find("data_parallel_shard_degree", *spots)
+    if asked is None:
+        name, asked = job.find("data_parallel_degree", "training")
+    shard = -1 if asked is None else size_of(reading, name, asked, least=-1)
+    if shard == 0:
+        raise reading.wrong(name, "0; expected -1 or at least 1")
+    others = tp * pp * cp * replicas
+    if world_size is None:
+        world_size = others * shard if shard > 0 else max(1, -(-USUAL_WORLD // others)) * others
+        reading.notes.append(f"{world_size} devices are assumed")
+    if shard < 0:
+        shard = max(1, world_size // others)
+    if others * shard != world_size:
+        raise InputError(
+            f"--world-size: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · "
+            f"tensor {tp} · pipeline {pp} · context {cp}"
+        )
+    schedule, vpp, sizes = _stages(job, pp, layers)
+    reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    rotate = job.word("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    return Layout(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=shard * replicas,
+        ep=ep,
+        etp=etp,
+        vpp=vpp,
+        sequence_parallel=tp > 1,
+        cp_comm=EXCHANGES[rotate],
+        zero=3 if shard * cp > 1 else 0,
+        hsdp_replicas=replicas,
+        reshard=pp == 1 if reshard is None else reshard,
+        schedule=schedule,
+        pp_layout=sizes,
+    )
+
+
+def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+    """The schedule, the chunks of each rank, and the layers of each stage.
+
+    In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
+    Later the embedding counts as a layer of the first stage and the head as one of the last
+    (`generate_llm_fqn_per_model_part`).
+    """
+    if pp == 1:
+        return "1f1b", 1, None
+    name, value = job.find("pipeline_parallel_schedule", "parallelism", "experimental")
+    schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
+    text = "1f1b" if value is None else str(value).lower()[:60]
+    if text not in schedules:
+        raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
+    several = schedules[text] == "interleaved"
+    first = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", least=0)
+    last = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", least=0)
+    each = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
+    vpp = 2 if several else 1
+    given = _split_points(job, pp, several, layers)
+    if given is not None:
+        return SCHEDULES[text], len(given) // pp, given
+    if "parallelism" not in job.data:
+        base, extra = divmod(layers, pp * vpp)
+        if base < 1:
+            raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+        middle = [base + (i < extra) for i in range(pp * vpp - 2)]
+        return SCHEDULES[text], vpp, (base, *middle, layers - base - sum(middle))
+    if each is not None:
+        per = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", each)
+        stages = -(-(layers + first + last) // per)
+        if stages % pp or (stages // pp == 1) == several:
+            raise job.reading.wrong(
+                "parallelism.pipeline_parallel_layers_per_stage", f"{per} makes {stages} stages for {pp} ranks"
+            )
+        vpp = stages // pp
+    least, more = divmod(layers + first + last, pp * vpp)
+    if least < max(1, first, last):
+        raise job.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+    sizes = [least + (i < more) for i in range(pp * vpp)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return SCHEDULES[text], vpp, tuple(sizes)
+
+
+def _split_points(job: _Job, pp: int, several: bool, layers: int) -> tuple[int, ...] | None:
+    """The layers of each stage where a job names the first layer of every stage but the first; None if it does not."""
+    name, points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
+    if isinstance(points, str):
+        points = [one.strip() for one in points.split(",") if one.strip()]
+    if not points:
+        return None
+    words = [one.removeprefix("layers.") if isinstance(one, str) else "" for one in points]
+    ends = [0, *(int(one) if one.isdigit() else -1 for one in words), layers]
+    if sorted(set(ends)) != ends:
+        raise job.reading.wrong(name, f"{shown(points)}; expected layers in rising order, such as layers.4")
+    if len(words) + 1 != pp and (not several or (len(words) + 1) % pp):
+        raise job.reading.wrong(name, f"{len(words) + 1} stages for {pp} ranks; expected {pp - 1} split points")
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def _schedules(job: _Job, layout: Layout) -> int:
+    """How many times a step runs a local batch, whose gradients are added up."""
+    local = _local_batch(job)
+    name, whole = job.find("global_batch_size", "training")
+    total = -1 if whole is None else size_of(job.reading, name, whole, least=-1)
+    if total <= 0:
+        return 1
+    if total % (local * layout.dp):
+        raise job.reading.wrong(
+            name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
+        )
+    return total // (local * layout.dp)
+
+
+def _local_batch(job: _Job) -> int:
+    return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
+
+
+def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
+    """The job in the words of `llmcalc memory`."""
+    reading, training = job.reading, "training"
+    local, steps = _local_batch(job), _schedules(job, layout)
+    batch, micro = local, steps
+    if layout.pp > 1:
+        batch, pieces = _piped(job, local, layout.pp)
+        micro = pieces * steps
+    words: dict[str, Any] = {
+        "phase": "training",
+        "batch": batch,
+        "num_microbatches": micro,
+        "seq": job.size("seq_len", 2048, training),
+        **_precision(job, layout),
+        "optimizer": _optimizer(job),
+        "optimizer_impl": _implementation(job),
+        "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
+        "attn_implementation": "flash",
+        "compile": _compiled(job) or None,
+        "recompute": _recompute(job),
+    }
+    if job.flag("enable_cpu_offload", False, training):
+        reading.unknown["training.enable_cpu_offload"] = "offloading to the host is not modelled"
+    if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
+        reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
+    return {key: value for key, value in words.items() if value is not None}
+
+
+FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def _precision(job: _Job, layout: Layout) -> dict[str, str]:
+    """The format in which modules compute, and whether the weights that the optimizer updates are in fp32.
+
+    `fully_shard` gathers weights in the format of computing; without shards, autocast does the same, but neither with
+    tensor parallelism or a pipeline nor before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
+    """
+    own = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
+    computes = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    if computes == own:
+        return {"dtype": own, "master_weights": "none"}
+    if own == "bf16":
+        raise job.reading.wrong("training.mixed_precision_param", "float32 over weights in bfloat16 is not supported")
+    if layout.zero:
+        return {"dtype": computes, "master_weights": "fp32"}
+    if "parallelism" in job.data and layout.tp == layout.pp == 1:
+        return {"precision": "autocast"}
+    job.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
+    return {"dtype": own, "master_weights": "none"}
+
+
+def _piped(job: _Job, local: int, pp: int) -> tuple[int, int]:
+    """Sequences of a micro-batch of a pipeline, and their number: in 2024 as many as stages, later of a given size."""
+    name, count = job.find("pipeline_parallel_microbatches", "experimental")
+    if "parallelism" in job.data:
+        each = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
+        name, pieces = "parallelism.pipeline_parallel_microbatch_size", local // each
+    else:
+        pieces = pp if count is None else size_of(job.reading, name, count)
+        each = local // pieces
+    if each < 1 or each * pieces != local:
+        raise job.reading.wrong(name, f"{local} sequences do not divide into such micro-batches; expected a divisor")
+    return each, pieces
+
+
+def _optimizer(job: _Job) -> str:
+    name, value = job.find("name", "optimizer")
+    known = {"AdamW": "adamw", "Adam": "adamw"}
+    if value is not None and value not in known:
+        raise job.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
+    return "adamw"
+
+
+def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
+    if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
+        return "fused" if job.flag("fused", True, "optimizer") else "foreach"
+    default = "foreach" if "parallelism" not in job.data else "fused"
+    found = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
+    words: dict[str, Literal["fused", "foreach", "loop"]] = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
+    return words[found]
+
+
+def _compiled(job: _Job) -> bool:
+    if "compile" in job.data:
+        components = job.find("components", "compile")[1]
+        names = ["model", "loss"] if components is None else components
+        if not isinstance(names, list):
+            raise job.reading.wrong("compile.components", f"{shown(names)}; expected a list")
+        return job.flag("enable", False, "compile") and "model" in names
+    return job.flag("compile", False, "training")
+
+
+def _recompute(job: _Job) -> str:
+    """none, full, every:N, or `selective-op`: titan's own list of kept operations, every other product again."""
+    modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
+    mode = job.word("mode", "selective", modes, "activation_checkpoint")
+    if mode == "memory_budget":
+        job.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
+        return "none"
+    if mode != "selective":
+        return mode
+    name, option = job.find("selective_ac_option", "activation_checkpoint")
+    if option == "op":
+        return SELECTIVE_OPERATIONS
+    every = 2 if option is None else size_of(job.reading, name, option)
+    return "full" if every == 1 else f"every:{every}"
+
+
+SELECTIVE_OPERATIONS = "selective-op"
+"""Titan's checkpointing of a layer by its operations: attention, collectives and every other product are kept
+(torchtitan/distributed/activation_checkpoint.py, `_apply_op_sac`).
+"""
+
+
+def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
+    """What only torchtitan has words for."""
+    reading, own_async = job.reading, ("parallelism", "experimental")
+    settings = TitanSettings(
+        old=old,
+        float8=_float8(job, layout),
+        loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *own_async),
+        compiled_loss=_compiled_loss(job),
+        schedules=_schedules(job, layout) if layout.pp > 1 else 1,
+    )
+    if not settings.loss_parallel and not layout.zero:
+        name, _ = job.find("disable_loss_parallel", "parallelism", "training")
+        reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
+    if settings.float8 is not None:
+        gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        reading.notes.append(
+            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathered}"
+        )
+    if settings.async_tensor_parallel:
+        reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
+    if old:
+        reading.notes.append("the file has the form of 2024: torchtitan of 2024-12-26, unless --framework-version")
+    return settings
+
+
+FLOAT8_CONVERTERS = ("float8", "quantize.linear.float8")
+"""Converters of linear layers to float8, by their names over time."""
+
+FLOAT8_EXPERTS = "quantize.grouped_mm.float8"
+"""The converter of experts' products, whose weights are gathered as they are."""
+
+MX_CONVERTERS = ("mx", "quantize.linear.mx", "quantize.grouped_mm.mx")
+"""Converters to MXFP8."""
+
+RECIPES: dict[str, Float8Recipe] = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
+}
+
+SMALL = "auto_filter_small_kn"
+"""The word in `filter_fqns` for layers that are too small to gain anything."""
+
+
+def _float8(job: _Job, layout: Layout) -> Float8 | None:
+    """How linear layers run in 8 bits: with a converter, or before 2025-02-15 if `[float8]` enables it."""
+    reading = job.reading
+    converters = job.find("converters", "model")[1] or []
+    names = converters.split(",") if isinstance(converters, str) else converters
+    if not isinstance(names, list):
+        raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
+    for one in names:
+        if one not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
+            why = "MXFP8 products are not modelled" if one in MX_CONVERTERS else "not known"
+            reading.unknown[f"model.converters: {str(one)[:40]}"] = why
+    enabled = job.flag("enable_float8_linear", False, "float8")
+    if not enabled and not any(one in FLOAT8_CONVERTERS for one in names):
+        return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
+    where, table = _float8_table(job)
+    recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
+    if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
+        raise reading.wrong(f"{where}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+    if isinstance(skips, str):
+        skips = [one.strip() for one in skips.split(",") if one.strip()]
+    if not isinstance(skips, list) or not all(isinstance(one, str) for one in skips):
+        raise reading.wrong(f"{where}.filter_fqns", f"{shown(skips)}; expected a list of names")
+    name = f"{where}.enable_fsdp_float8_all_gather"
+    gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
+    if gathers and recipe is not None:
+        raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
+    sharded = layout.dp // layout.hsdp_replicas > 1
+    small, others = SMALL in skips, tuple(one for one in skips if one != SMALL)
+    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], others, small)
+
+
+def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
+    """The section of products in 8 bits, with its name."""
+    found: Any = job.data.get("quantize")
+    for name in ("linear", "float8"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        return "quantize.linear.float8", found
+    return "float8", job.data.get("float8", {})
+
+
+def _compiled_loss(job: _Job) -> bool | None:
+    """Whether the loss is compiled; None where the file cannot say it."""
+    if "compile" not in job.data:
+        return None
+    components = job.find("components", "compile")[1]
+    return job.flag("enable", False, "compile") and (components is None or "loss" in components)

@@ -1,0 +1,214 @@
+"""The flavours of torchtitan's models: the tables of its registries as specs.
+
+Source: torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py and model/args.py at 9810191bb^ (2026-02-22), and
+torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same sizes but for the debug model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...errors import InputError, suggest
+from ...model import ModelSpec
+from ...sources.files import validated
+from ...sources.huggingface.parts import mixed
+
+Table = dict[str, Any]
+
+
+class Llama(NamedTuple):
+    """dim, n_layers, n_heads, n_kv_heads, ffn_dim_multiplier, multiple_of, vocab_size: titan's own names."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int | None = None
+    ffn_dim_multiplier: float | None = None
+    multiple_of: int = 256
+    vocab_size: int = 128256
+
+    def hidden(self) -> int:
+        """The width of the network: two thirds of 4 · dim, times the multiplier, up to a multiple."""
+        width = int(2 * (4 * self.dim) / 3)
+        width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
+        return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
+
+
+class Experts(NamedTuple):
+    """num_experts, num_shared_experts, top_k, score_func: titan's own names. width: of one expert (`moe_inter_dim`)."""
+
+    num_experts: int
+    num_shared_experts: int
+    top_k: int
+    score_func: str
+    width: int
+
+
+class Qwen3(NamedTuple):
+    """Titan's own names. tied: `enable_weight_tying`."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    hidden_dim: int
+    tied: bool = False
+    experts: Experts | None = None
+    rope_theta: float = 1e6
+    vocab_size: int = 151936
+    head_dim: int = 128
+
+
+class DeepSeek(NamedTuple):
+    """Titan's own names. Heads have 128 dimensions without RoPE, 64 with, and values of 128; the latent has 512."""
+
+    vocab_size: int
+    dim: int
+    inter_dim: int
+    n_layers: int
+    n_dense_layers: int
+    n_heads: int
+    experts: Experts
+    q_lora_rank: int = 0
+
+
+LLAMA3 = {
+    "debugmodel": Llama(256, 6, 16, vocab_size=2048),
+    "8B": Llama(4096, 32, 32, 8, 1.3, 1024),
+    "70B": Llama(8192, 80, 64, 8, 1.3, 4096),
+    "405B": Llama(16384, 126, 128, 8, 1.2, 4096),
+}
+
+OLD_DEBUG = Llama(256, 8, 16, vocab_size=2256)
+"""The debug model of 2024, whose vocabulary is that of its test tokenizer."""
+
+QWEN3 = {
+    "debugmodel": Qwen3(256, 8, 16, 8, 3072, tied=True, vocab_size=2048),
+    "0.6B": Qwen3(1024, 28, 16, 8, 3072, tied=True),
+    "1.7B": Qwen3(2048, 28, 16, 8, 6144, tied=True),
+    "4B": Qwen3(2560, 36, 32, 8, 9728, tied=True),
+    "8B": Qwen3(4096, 36, 32, 8, 12288),
+    "14B": Qwen3(5120, 40, 40, 8, 17408),
+    "32B": Qwen3(5120, 64, 64, 8, 25600),
+    "debugmodel_moe": Qwen3(256, 8, 16, 8, 3072, experts=Experts(64, 0, 8, "softmax", 768), vocab_size=2048),
+    "30B-A3B": Qwen3(2048, 48, 32, 4, 6144, experts=Experts(128, 0, 8, "softmax", 768)),
+    "235B-A22B": Qwen3(4096, 94, 64, 4, 12288, experts=Experts(128, 0, 8, "softmax", 1536), rope_theta=5e6),
+}
+
+DEEPSEEK_V3 = {
+    "debugmodel": DeepSeek(2048, 256, 1024, 6, 1, 16, Experts(8, 2, 3, "softmax", 256)),
+    "16B": DeepSeek(102400, 2048, 10944, 27, 1, 16, Experts(64, 2, 6, "softmax", 1408)),
+    "236B": DeepSeek(102400, 5120, 12288, 60, 1, 128, Experts(160, 2, 6, "softmax", 1536), 1536),
+    "671B": DeepSeek(129280, 7168, 18432, 61, 3, 128, Experts(256, 1, 8, "sigmoid", 2048), 1536),
+}
+
+MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
+"""Ends of names of flavours that differ in the kernel of attention alone."""
+
+
+def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
+    """The model of `[model] name` and `flavor`. Raises `InputError`, naming the field, for one that is not known.
+
+    old: whether the file is of 2024.
+    """
+    family = next((one for one in ("llama3", "qwen3", "deepseek_v3") if one in name), None)
+    if family is None:
+        raise InputError(f"{where}: model.name: '{name[:60]}' is not known; expected llama3, qwen3 or deepseek_v3")
+    plain = next((size.removesuffix(end) for end in MASKED if size.endswith(end)), size)
+    tables: dict[str, dict[str, Any]] = {"llama3": LLAMA3, "qwen3": QWEN3, "deepseek_v3": DEEPSEEK_V3}
+    known = tables[family]
+    if plain not in known:
+        raise InputError(
+            f"{where}: model.flavor: '{size[:60]}' is not known; expected one of {', '.join(known)}."
+            f"{suggest(size, list(known))}"
+        )
+    args = OLD_DEBUG if old and family == "llama3" and plain == "debugmodel" else known[plain]
+    builders: dict[str, Callable[[Any], Table]] = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}
+    table = builders[family](args)
+    return validated(ModelSpec, table, where)
+
+
+def _swiglu(width: int) -> Table:
+    return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
+
+
+def _layer(attention: Table, network: Table, norm: Table) -> Table:
+    return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+
+
+def _llama(args: Llama) -> Table:
+    norm = {"type": "rmsnorm", "eps": 1e-5}
+    attention: Table = {
+        "num_attention_heads": args.n_heads,
+        "num_key_value_heads": args.n_kv_heads or args.n_heads,
+        "position": {"type": "rope", "rope_theta": 500000.0},
+    }
+    block = _layer(attention, _swiglu(args.hidden()), norm)
+    return {
+        "vocab_size": args.vocab_size,
+        "hidden_size": args.dim,
+        "tie_word_embeddings": False,
+        "decoder": {"num_hidden_layers": args.n_layers, "block": block, "final_norm": norm},
+    }
+
+
+def _moe(experts: Experts) -> Table:
+    table: Table = {
+        "type": "moe",
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "expert": _swiglu(experts.width),
+        "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
+    }
+    if experts.num_shared_experts:
+        table["shared_expert"] = _swiglu(experts.width * experts.num_shared_experts)
+    return table
+
+
+def _qwen(args: Qwen3) -> Table:
+    norm = {"type": "rmsnorm", "eps": 1e-6}
+    attention: Table = {
+        "num_attention_heads": args.n_heads,
+        "num_key_value_heads": args.n_kv_heads,
+        "head_dim": args.head_dim,
+        "qk_norm": {"norm": norm},
+        "position": {"type": "rope", "rope_theta": args.rope_theta},
+    }
+    network = _swiglu(args.hidden_dim) if args.experts is None else _moe(args.experts)
+    return {
+        "vocab_size": args.vocab_size,
+        "hidden_size": args.dim,
+        "tie_word_embeddings": args.tied,
+        "decoder": {
+            "num_hidden_layers": args.n_layers,
+            "block": _layer(attention, network, norm),
+            "final_norm": norm,
+        },
+    }
+
+
+def _deepseek(args: DeepSeek) -> Table:
+    norm = {"type": "rmsnorm", "eps": 1e-5}
+    low = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
+    attention: Table = {
+        "type": "mla",
+        "num_attention_heads": args.n_heads,
+        **low,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "norm": norm,
+    }
+    kinds = {
+        "dense": _layer(attention, _swiglu(args.inter_dim), norm),
+        "experts": _layer(attention, _moe(args.experts), norm),
+    }
+    names = ["dense"] * args.n_dense_layers + ["experts"] * (args.n_layers - args.n_dense_layers)
+    return {
+        "vocab_size": args.vocab_size,
+        "hidden_size": args.dim,
+        "tie_word_embeddings": False,
+        "decoder": {**mixed(kinds, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
+    }

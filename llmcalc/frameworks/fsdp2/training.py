@@ -1,0 +1,300 @@
+"""Training steps of one rank under FSDP2, replayed.
+
+Parameters are sharded in one number format, and gathered in another in which modules compute (`MixedPrecisionPolicy`):
+in torchtitan float32 and bfloat16, with gradients summed in float32. The optimizer updates the rank's own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from ...costs.optimizers import ALIASES
+from ...device_memory.training import Training, TrainingRun, repeated, two_steps
+from ...errors import InputError
+from ...model import ModelSpec
+from ...parallel.layout import Layout
+from ...parallel.rank_program import RankFlow
+from ...simulator.event_log import Recorded, Recorder
+from ...simulator.layer_loops import loops
+from ...simulator.meter import Meter, Place
+from ...simulator.profiles.context_parallel import Ring
+from ...simulator.tensor import DTYPES
+from .lowering import HEAD, MODEL, Layer, Sharded
+from .param_groups import Group, Sharding, Traffic
+from .settings import Float8, TitanSettings
+from .with_tensor_parallel import ShardedAndDivided
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """How `fully_shard` is called.
+
+    dtype: number format of shards, of their gradients and of the optimizer's states.
+    reduced: number format in which gradients are summed over ranks.
+    keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan before
+        2025-07-28; its backward pass comes at once.
+    reduces_each: whether the gradients of every micro-batch are summed over ranks, as in torchtitan, or those of the
+        last one alone, which then has the sum of all (`set_requires_gradient_sync`).
+    splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
+        torchtitan since 2025-07-28; else they are one group, whose gradients wait for the end of the backward pass.
+    float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
+    divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
+        torchtitan; true by default.
+    frozen: number format of the shards of parameters that are not trained; empty (default) for that of the others.
+    copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied too; false by default.
+    overlaps: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
+    prefetch: how many further layers each layer gathers ahead of them, in both passes; 0 (default) leaves it to torch,
+        which gathers one layer ahead in the backward pass. All layers but the last (in the backward pass, the first)
+        so many do it, as in the example of PyTorch (distributed/FSDP2/example.py).
+    """
+
+    dtype: str = "float32"
+    reduced: str = "float32"
+    keeps_last: bool = True
+    reduces_each: bool = True
+    splits: bool = False
+    float8: Float8 | None = None
+    divides_loss: bool = True
+    prefetch: int = 0
+    frozen: str = ""
+    copies_gathered: bool = False
+    overlaps: bool = False
+
+
+BY_ELEMENT = ("adamw", "sgd")
+"""Optimizers that update each element by itself, and so a rank's rows without the others."""
+
+TITAN = Fsdp()
+"""As torchtitan called it before 2025-07-28."""
+
+SPLIT = date(2025, 7, 28)
+"""Since when torchtitan has groups of their own for embedding and head, and frees every layer after its forward pass,
+the last one too (83e694105).
+"""
+
+OLD = date(2024, 12, 26)
+"""The date of a job of 2024 where none is given (9dec370)."""
+
+USUAL = TitanSettings()
+"""Nothing that only a job says."""
+
+EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
+"""From when (e8977b007) to when (bbb1b616e) torchtitan compiled layers but not the loss."""
+
+
+IN_PLACE = date(2025, 12, 2)
+"""Since when torch leaves gathered tokens of one sequence where they are (pull request 169404)."""
+
+
+def date_of(version: date | None, own: TitanSettings) -> date | None:
+    """The date of torchtitan that runs a job: as given, else that of the job's form; None for the newest."""
+    return OLD if version is None and own.old else version
+
+
+def called(
+    spec: ModelSpec, how: Training, version: date | None = None, own: TitanSettings = USUAL
+) -> tuple[Training, Fsdp]:
+    """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
+
+    Adapters are sharded in their own format, and gathered in that of the weights. Raises `InputError` for adapters
+    under version 1.
+
+    Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
+    version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
+    """
+    version = date_of(version, own)
+    dtype, frozen = "float32" if how.master else how.dtype, ""
+    reduced = own.reduced or ("float32" if how.gradient_dtype is None else how.gradient_dtype.name)
+    newer = version is None or version >= SPLIT
+    eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
+    if own.compiled_loss is not None:
+        eager_loss = not own.compiled_loss
+    alone = replace(how, master=False, gradient_dtype=None)
+    if how.adapters is not None:
+        if own.flat:
+            raise InputError(
+                "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
+                "too; expected fsdp_version 2"
+            )
+        frozen, dtype = dtype, how.adapters.dtype.name
+        alone = replace(alone, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+    if eager_loss:
+        alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
+    splits = newer and why_not_split(spec, how) == ""
+    return alone, Fsdp(
+        dtype,
+        reduced,
+        keeps_last=not newer,
+        reduces_each=own.reduces_each,
+        splits=splits,
+        float8=own.float8,
+        divides_loss=own.loss_parallel,
+        frozen=frozen,
+        copies_gathered=version is not None and version < IN_PLACE,
+        overlaps=own.async_tensor_parallel,
+    )
+
+
+def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
+    """How a rank's parameters are sharded.
+
+    Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
+    training that FSDP2 is not modelled with.
+    """
+    if layout.ep > 1:
+        raise InputError(f"--ep {layout.ep}: with FSDP2 it is not modelled; expected 1")
+    if not 0 <= rank < layout.world:
+        raise InputError(
+            f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
+        )
+    optimizer = ALIASES.get(how.optimizer, how.optimizer)
+    if optimizer not in BY_ELEMENT:
+        known = " or ".join(BY_ELEMENT)
+        raise InputError(f"--optimizer {how.optimizer}: on shards it is not modelled; expected {known}")
+    for name in (fsdp.dtype, fsdp.reduced):
+        if name not in DTYPES:
+            raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
+    for holds, words in (
+        (how.adapters is not None and how.adapters.base != "none", "adapters over quantized weights"),
+        (how.adapters is not None and bool(how.adapters.copies), "--modules-to-save"),
+        (how.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
+        (how.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),
+        (how.autocast, "autocast beside its own mixed precision"),
+        (how.master, "master weights: the shards themselves have their format"),
+        (how.optimizer_in_backward, "the optimizer in the backward pass"),
+        (how.gradient_dtype is not None, "sums of gradients in a format of their own"),
+        (how.keeps_gradients, "gradients that are set to zero"),
+    ):
+        if holds:
+            raise InputError(f"FSDP2 with {words} is not modelled")
+    formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
+    at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
+    index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
+    frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
+    return Sharding(
+        layout.shards,
+        index,
+        layout.hsdp_replicas,
+        *formats,
+        fsdp.float8,
+        layout.tp,
+        fsdp.divides_loss,
+        frozen,
+        fsdp.copies_gathered,
+        fsdp.overlaps,
+    )
+
+
+class FsdpRun(TrainingRun):
+    """Replays steps of one rank.
+
+    traffic: what its groups share, and what they have sent. program: that of a rank of tensor parallelism, by default
+    that of the whole model. ring: the ranks of each sequence, of which `how` has this rank's tokens; None (default)
+    without context parallelism.
+    """
+
+    profile: type[Sharded] = Sharded
+    lowering: Sharded
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Training,
+        sharding: Sharding,
+        fsdp: Fsdp = TITAN,
+        reshard: bool = True,
+        layers: Mapping[int, int] | None = None,
+        workspace: int = 0,
+        meter: Meter | Recorder | None = None,
+        program: RankFlow | None = None,
+        ring: Ring | None = None,
+    ) -> None:
+        if program is not None and program.shares.layout.tp > 1:
+            self.profile = ShardedAndDivided
+        super().__init__(spec, how, layers, workspace, meter, program)
+        self.fsdp, self.reshard = fsdp, reshard
+        self.lowering.ring = ring
+        self.traffic = Traffic(self.graph, sharding)
+        self.stacks = [loop.path for loop in loops(spec)]
+        if fsdp.splits and (why := why_not_split(spec, how)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
+        self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
+
+    def set_up(self) -> None:
+        super().set_up()
+        arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+
+    def micro_batches(self) -> None:
+        """Runs the micro-batches of a step.
+
+        If only the last one's gradients are summed, those between the first and the last are alike.
+        """
+        every = self.fsdp.reduces_each
+        count = min(self.how.microbatches, 2 if every else 3)
+        for i in range(count):
+            if i:
+                self.next_batch()
+            self.traffic.reduces = every or i == count - 1
+            self.forward_and_backward()
+
+    def finish_backward(self) -> None:
+        self.meter.place = Place("backward")
+        self.traffic.finish(list(self.lowering.groups.values()))
+
+
+def arrange(groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool) -> None:
+    """Says which groups free their whole parameters after the forward pass, and which others each gathers.
+
+    stacks: the paths of layers.
+    """
+    last = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
+    for layer, group in groups.items():
+        kept = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last)
+        group.reshards = reshard and not kept
+    if fsdp.prefetch:
+        for path in stacks:
+            _prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
+
+
+def _prefetch(layers: Sequence[Group], ahead: int) -> None:
+    """Says which further layers each layer gathers."""
+    for i, group in enumerate(layers):
+        if i + ahead < len(layers):
+            group.ahead = layers[i + 1 : i + 1 + ahead]
+        if i >= ahead:
+            group.behind = layers[i - ahead : i][::-1]
+
+
+def why_not_split(spec: ModelSpec, how: Training) -> str:
+    """Why embedding and head are no groups of their own; empty if they may be."""
+    if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
+        return "the model is no decoder with an untied language-model head"
+    if how.choices.cross_entropy in ("chunked", "split") or how.include:
+        return "the loss runs the head"
+    return ""
+
+
+def record(
+    spec: ModelSpec,
+    how: Training,
+    sharding: Sharding,
+    fsdp: Fsdp = TITAN,
+    reshard: bool = True,
+    layers: Mapping[int, int] | None = None,
+    workspace: int = 0,
+    program: RankFlow | None = None,
+    ring: Ring | None = None,
+) -> Recorded:
+    """Records set-up and two steps of one rank, for `Unfolding`. layers, program, ring: as of `FsdpRun`."""
+    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
+    run.set_up()
+    set_up = meter.cut()
+    run.next_batch()
+    batch = meter.cut()
+    run.micro_batches()
+    found = repeated(run, meter, set_up, batch, meter.cut())
+    return found or two_steps(
+        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
+    )

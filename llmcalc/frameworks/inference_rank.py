@@ -1,0 +1,94 @@
+"""Passes without gradients on several devices: a rank's weights, its part of the cache, and its part of each pass.
+
+Heads, widths and the vocabulary are divided as torch's tensor parallelism divides them, layers over the stages of a
+pipeline, experts over the ranks that hold some of them each. Key and value heads that are fewer than the ranks are
+copied, as are the latents of latent attention. The logits stay divided.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import TORCH, DeviceMemory, Point
+from ..device_memory.estimate import Memory, memory
+from ..errors import InputError
+from ..parallel.layout import Layout
+from ..parallel.rank_model import RankModel, of_rank
+from ..parallel.rank_program import RankFlow
+from ..simulator.profiles.dtensor import check_divided
+from .framework import Framework
+
+NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
+"""How a rank is known that runs products on whole weights, as latent attention does."""
+
+WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for: without the buffers of an exchange"
+"""How a rank is known whose parts torch itself does not divide."""
+
+
+def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
+    """The memory of one rank. one: the whole model and how it runs.
+
+    Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
+    """
+    check_layout(layout)
+    share = of_rank(one.spec, layout, rank)
+    return memory(share, one.settings, one.published, one.states.count.include, one.config, runtime)
+
+
+def rank_memory(found: Memory) -> DeviceMemory:
+    """What a rank holds, with its layers numbered as in the model. found: as `rank_of` gives it."""
+    share = found.spec
+    assert isinstance(share, RankModel)
+    device, start = found.device, min(share.chunks.layers, default=0)
+
+    def numbered(point: Point) -> Point:
+        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
+        return point._replace(node=layer)
+
+    tensors, *others = device.terms
+    if tensors.status == "untested":
+        pass
+    elif not has_plan(share):
+        tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
+    elif share.layout.tp > 1 and tensors.status == "exact":
+        tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
+        if share.has_whole_products:
+            tensors = replace(tensors, status="source", witness=NOT_COMPARED)
+    return replace(
+        device,
+        terms=(tensors, *others),
+        peak_at=numbered(device.peak_at),
+        timeline=tuple(map(numbered, device.timeline)) if start else device.timeline,
+    )
+
+
+def has_plan(share: RankModel) -> bool:
+    """Whether torch itself divides all that the layout divides."""
+    program, layout = share.program(), share.layout
+    assert isinstance(program, RankFlow)
+    if layout.tp == layout.ep == layout.expert_tp == 1:
+        return True
+    try:
+        check_divided(program)
+    except InputError:
+        return False
+    return True
+
+
+def check_serving(layout: Layout, framework: Framework) -> None:
+    """Raises `InputError` for what only training divides, and for frameworks of training."""
+    if not framework.serves:
+        raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
+    check_layout(layout)
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises `InputError` for a layout of training."""
+    for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
+        if size > 1:
+            given = f"--{name} {size - (name == 'zero')}"
+            raise InputError(f"{given}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
+    if layout.sequence_parallel:
+        raise InputError("--sequence-parallel: is of training; expected --tp alone, or --phase training")

@@ -1,0 +1,264 @@
+"""Reads a launch file of any kind; its contents say which."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...sources.files import parse_json, parse_toml, read_text
+from ..deepspeed import config_file as deepspeed
+from ..fsdp2 import torchtitan_file as torchtitan
+from ..megatron import launch_file as megatron
+from ..megatron.settings import MegatronSettings
+from . import accelerate, trainer
+from .record import Launch
+from .shell import Command, Script, is_open, open_reason, read_script, said
+from .text import LARGEST, parse_yaml
+
+EXPECTED = (
+    "Megatron-LM arguments (YAML, JSON or a shell script), a torchtitan job, a DeepSpeed config, or a file of "
+    "accelerate or the Trainer"
+)
+
+
+def read_launch(
+    path: str | Path,
+    world_size: int | None = None,
+    allow_unknown: bool = False,
+    *,
+    date: datetime.date | None = None,
+    gpu: str = "",
+) -> Launch:
+    """Reads a launch file.
+
+    world_size: devices; by default what the file says, or as few as its layout can have. allow_unknown: whether to go
+    on with arguments that may change memory and are not understood. date: when the framework's version is from.
+    gpu: the name of the device. Raises `InputError`, which names file, field and fix.
+    """
+    where = Path(path)
+    return launch_of(
+        read_text(where, LARGEST), str(path), world_size, allow_unknown, date=date, gpu=gpu, folder=where.parent
+    )
+
+
+def launch_of(
+    text: str,
+    where: str,
+    world_size: int | None = None,
+    allow_unknown: bool = False,
+    *,
+    date: datetime.date | None = None,
+    gpu: str = "",
+    folder: Path | None = None,
+) -> Launch:
+    """Reads the text of a launch file. folder: where files that it names are; without one they are not read."""
+    if world_size is not None and world_size < 1:
+        raise InputError(f"--world-size: {world_size}; expected a positive whole number")
+    kind, data = _parsed(text, where)
+    more: dict[str, Any] = {"date": date, "gpu": gpu}
+    if kind == "script":
+        asked = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
+        batch = [word for words in asked for word in words if word]
+        return _script(data, where, world_size, allow_unknown, more, folder, batch)
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where}: is no launch file; expected {EXPECTED}")
+    if megatron.is_megatron(data):
+        return megatron.read_megatron(data, where, world_size, allow_unknown, **more)
+    if isinstance(data.get("megatron_args"), Mapping):
+        env = data.get("env_vars")
+        given = env if isinstance(env, Mapping) else {}
+        return megatron.read_megatron(data["megatron_args"], where, world_size, allow_unknown, env=given, **more)
+    if torchtitan.is_titan(data):
+        return torchtitan.read_titan(data, where, world_size, allow_unknown)
+    if accelerate.is_accelerate(data):
+        return accelerate.read_accelerate(data, where, world_size, allow_unknown, _fetcher(where, folder))
+    if deepspeed.is_deepspeed(data) and not trainer.is_trainer({k: v for k, v in data.items() if k != STEPS}):
+        return deepspeed.read_deepspeed(data, where, world_size, allow_unknown)
+    if trainer.is_trainer(data):
+        return trainer.read_trainer(data, where, world_size, allow_unknown, _fetcher(where, folder))
+    keys = ", ".join(str(key)[:30] for key in list(data)[:4])
+    raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {EXPECTED}")
+
+
+STEPS = "gradient_accumulation_steps"
+"""A key that DeepSpeed and the Trainer both have."""
+
+
+def _parsed(text: str, where: str) -> tuple[str, Any]:
+    """The tables of a file, or its commands."""
+    start = text.lstrip()[:2]
+    if not start:
+        raise InputError(f"{where}: is empty; expected {EXPECTED}")
+    if start == "#!" or _runs_something(text):
+        return "script", read_script(text, where)
+    if start.startswith("{"):
+        return "tables", parse_json(text, where)
+    toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
+    if toml is not None:
+        return "tables", parse_toml(text, where)
+    return "tables", parse_yaml(text, where)
+
+
+_COMMAND = re.compile(
+    r"^[^#\n:]*\b(torchrun|srun|mpirun|deepspeed|accelerate\s+launch|python3?|torch\.distributed\.(run|launch))\s", re.M
+)
+
+
+def _runs_something(text: str) -> bool:
+    """Whether a text is a shell script: a command that launches Python, and arguments or variables."""
+    if _COMMAND.search(text) is None or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
+        return False
+    return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
+
+
+def _fetcher(where: str, folder: Path | None) -> trainer.Fetch:
+    def fetch(name: str) -> Mapping[str, Any]:
+        if folder is None:
+            raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
+        path = Path(name) if Path(name).is_absolute() else folder / name
+        data = parse_json(read_text(path, LARGEST), str(path))
+        if not isinstance(data, Mapping):
+            raise InputError(f"{path}: expected a JSON object")
+        return data
+
+    return fetch
+
+
+# ---- scripts
+
+
+def _script(
+    script: Script,
+    where: str,
+    world_size: int | None,
+    allow_unknown: bool,
+    more: dict[str, Any],
+    folder: Path | None,
+    batch: list[str],
+) -> Launch:
+    known = MegatronSettings.flags()
+    found: list[Command] = []
+    hugging: list[Command] = []
+    for candidate in script.commands:
+        if any(word.startswith("--per_device_train_batch") for word in candidate.words):
+            hugging.append(candidate)
+        elif any(word.partition("=")[0] in known for word in candidate.words):
+            found.append(candidate)
+    if not found and not hugging:
+        starts = (one for one in script.commands if _COMMAND.search(" ".join(one.words[:20]) + " "))
+        open_words = ((one.line, word) for one in starts for word in one.words if is_open(word))
+        line, word = next(open_words, (0, ""))
+        why = f" (line {line}: {open_reason(word)})" if word else ""
+        raise InputError(
+            f"{where}: no command runs with arguments of Megatron-LM or the Trainer{why}; expected {EXPECTED}"
+        )
+    chosen = found or hugging
+    if len({one.words for one in chosen}) > 1:
+        lines = ", ".join(str(one.line) for one in chosen[:5])
+        raise InputError(f"{where}: several commands train (lines {lines}); expected one")
+    command = chosen[0]
+    launcher, program, words = _divided(command, where)
+    env = {**script.env(), **{name: value for name, value in command.env.items() if not is_open(value)}}
+    world = world_size or _world([*batch, *launcher])
+    arguments = _arguments(words, where)
+    if found:
+        launch = megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
+        taken = ", ".join(sorted(script.unset)[:10])
+        return replace(launch, notes=(*launch.notes, f"{taken}: taken as not set")) if taken else launch
+    plain: dict[str, Any] = {}
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if name in trainer.TRAINER_READ and name != "model_name_or_path":  # a TARGET may replace the model
+            for word in value if isinstance(value, list) else [value]:
+                if isinstance(word, str) and is_open(word):
+                    raise InputError(f"{where}: {flag}: {open_reason(word)}")
+        plain[name] = _plain(value)
+    return trainer.read_trainer(plain, where, world, allow_unknown, _fetcher(where, folder))
+
+
+def _divided(command: Command, where: str) -> tuple[list[str], str, list[str]]:
+    """The words before the Python file that trains, its name, and the words after it."""
+    words = list(command.words)
+    for i, word in enumerate(words):
+        if word.endswith(".py") and not word.startswith("--"):
+            return words[:i], word.rpartition("/")[2], words[i + 1 :]
+        if word == "-m" and i + 1 < len(words) and not words[i + 1].startswith("torch.distributed"):
+            return words[:i], words[i + 1], words[i + 2 :]
+    first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+    raise InputError(
+        f"{where}: line {command.line}: no Python file is run by '{said(' '.join(words[:first]))[:60]}'; expected one, "
+        "such as pretrain_gpt.py"
+    )
+
+
+def _world(launcher: list[str]) -> int | None:
+    """Devices that the arguments of the batch system and of the launcher say: processes of a machine times machines."""
+    found: dict[str, int] = {}
+    names = {
+        "--nproc-per-node": "each",
+        "--nnodes": "machines",
+        "--num-gpus": "each",
+        "--num-nodes": "machines",
+        "--num-processes": "all",
+        "--nproc": "each",
+        "-np": "all",
+        "--ntasks": "all",
+        "--ntasks-per-node": "each",
+        "--nodes": "machines",
+        "-N": "machines",
+    }
+    for i, word in enumerate(launcher):
+        name, equals, value = word.partition("=")
+        key = names.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
+        text = value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
+        if key is not None and text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
+            found[key] = int(text)
+    if "all" in found:
+        return found["all"]
+    return found["each"] * found.get("machines", 1) if "each" in found else None
+
+
+def _arguments(words: list[str], where: str) -> dict[str, Any]:
+    """Argument → its value: none as True, one as text, several as a list."""
+    out: dict[str, Any] = {}
+    name = ""
+    values: list[str] = []
+
+    def keep() -> None:
+        if name:
+            out[name] = True if not values else values[0] if len(values) == 1 else list(values)
+
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            keep()
+            name, equals, value = word.partition("=")
+            values = [value] if equals else []
+        elif not word:
+            continue
+        elif name:
+            values.append(word)
+        else:
+            if is_open(word):
+                raise InputError(f"{where}: {open_reason(word)}")
+            raise InputError(f"{where}: '{said(word)[:60]}' stands before every argument; expected --name value")
+    keep()
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """The value of a Trainer's argument, whose types a command line does not show."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    if is_open(value):
+        return said(value)
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value

@@ -1,0 +1,143 @@
+"""Whole-number expressions of launch files, evaluated without running anything: sums, products, brackets, lists.
+
+Two grammars: the shell's `$((…))`, and the lists in which Megatron-LM gives a pattern of layers (`([0]*3+[1]*45)`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+LARGEST = 10**12
+DEEPEST = 20
+LONGEST_LIST = 20_000
+LONGEST_NUMBER = 100
+
+_TOKEN = re.compile(r"\s*(\d{1,15}|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[-+*/%(),\[\]])")
+
+
+def tokens_of(text: str) -> list[str] | None:
+    """The tokens of an expression; None where it has others."""
+    out, at = [], 0
+    text = text.rstrip()
+    if len(text) > 2000:
+        return None
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            return None
+        out.append(found[1])
+        at = found.end()
+    return out
+
+
+class _Expression:
+    """Reads tokens from the left. Raises `ValueError` for anything that is not an expression."""
+
+    def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
+        self.tokens, self.variables, self.at = tokens, variables, 0
+
+    def next(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def sum(self, deep: int = 0) -> int | list[int]:
+        value = self.product(deep)
+        while self.next() in ("+", "-"):
+            sign, other = self.take(), self.product(deep)
+            if isinstance(value, list) and isinstance(other, list) and sign == "+":
+                value = value + other
+            elif isinstance(value, int) and isinstance(other, int):
+                value = value + other if sign == "+" else value - other
+            else:
+                raise ValueError("a sum of a list and a number")
+            self.check(value)
+        return value
+
+    def product(self, deep: int) -> int | list[int]:
+        value = self.atom(deep)
+        while self.next() in ("*", "/", "%"):
+            sign, other = self.take(), self.atom(deep)
+            if isinstance(value, int) and isinstance(other, int):
+                if sign != "*" and other == 0:
+                    raise ValueError("division by zero")
+                if sign == "*":
+                    value = value * other
+                else:
+                    quotient = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1)
+                    value = quotient if sign == "/" else value - quotient * other
+            elif sign == "*" and isinstance(value, list) != isinstance(other, list):
+                items, times = (value, other) if isinstance(value, list) else (other, value)
+                assert isinstance(items, list)
+                assert isinstance(times, int)
+                if len(items) * max(0, times) > LONGEST_LIST:
+                    raise ValueError("a list that is too long")
+                value = items * max(0, times)
+            else:
+                raise ValueError("not a product")
+            self.check(value)
+        return value
+
+    def atom(self, deep: int) -> int | list[int]:
+        if deep > DEEPEST or self.at >= len(self.tokens):
+            raise ValueError("nested too deeply, or cut off")
+        token = self.take()
+        if token.isdecimal():
+            return int(token)
+        if token == "-":
+            inner = self.atom(deep + 1)
+            if isinstance(inner, list):
+                raise ValueError("a list with a sign")
+            return -inner
+        if token == "(":
+            value = self.sum(deep + 1)
+            self.expect(")")
+            return value
+        if token == "[":
+            items: list[int] = []
+            while self.next() != "]":
+                value = self.sum(deep + 1)
+                if isinstance(value, list):
+                    raise ValueError("a list in a list")
+                items.append(value)
+                if self.next() != ",":
+                    break
+                self.take()
+            self.expect("]")
+            return items
+        text = self.variables.get(token.strip("${}"), "")
+        if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
+            raise ValueError("a name without a value")
+        return int(text)
+
+    def expect(self, token: str) -> None:
+        if self.next() != token:
+            raise ValueError(f"no {token}")
+        self.take()
+
+    def check(self, value: int | list[int]) -> None:
+        too_large = len(value) > LONGEST_LIST if isinstance(value, list) else abs(value) > LARGEST
+        if too_large:
+            raise ValueError("too large")
+
+
+def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
+    """The number or list of numbers that an expression gives; None where it is not understood."""
+    tokens = tokens_of(text)
+    if not tokens:
+        return None
+    expression = _Expression(tokens, variables)
+    try:
+        value = expression.sum()
+    except ValueError:
+        return None
+    return value if expression.at == len(tokens) else None
+
+
+def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
+    """The whole number that an expression gives; None where it is not understood."""
+    value = evaluated(text, variables)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,163 @@
+"""Reads YAML into plain tables, with limits against files made to harm.
+
+YAML has aliases, with which a short text stands for a huge one, and a list can contain itself. Both are refused before
+anything is built. What is built are texts, numbers, flags, lists and tables with texts as keys; a tag of any other type
+is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InputError, MissingExtra, one_line
+from ...sources.files import DEEPEST
+
+LARGEST = 400_000
+"""The largest launch file in bytes; real ones are under 20 000."""
+
+MOST_VALUES = 50_000
+"""The most values of a YAML file, keys included, with aliases expanded; real files have under 2 000."""
+
+LONGEST_NUMBER = 400
+"""The most letters of a YAML number. Numbers of base 60 (`1:30:00`) take time that grows with the square of this."""
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parses YAML. Raises `InputError` with line and column, and `MissingExtra` without PyYAML."""
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra(f"{where}: YAML", "PyYAML", "launch") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_events(yaml, text, where)
+        root = yaml.compose(text, Loader=loader)
+        return None if root is None else _Builder(yaml, where).value(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        raise InputError(f"{where}: not valid YAML: {one_line(error.problem or str(error))}{at}") from None
+    except InputError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: not valid YAML: {one_line(str(error))[:200]}") from None
+
+
+def _check_events(yaml: Any, text: str, where: str) -> None:
+    """Raises `InputError` for nesting, for a list in itself, and for aliases that expand to too many values.
+
+    An alias counts as many values as its anchor's, with the aliases inside it expanded, and is as deep as it.
+    """
+    sizes: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
+    open_anchors: list[str | None] = []
+    starts: list[int] = []
+    depths: list[int] = []
+    total = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth = -1  # of the value that ends here
+        if isinstance(event, yaml.events.CollectionStartEvent):
+            open_anchors.append(event.anchor)
+            starts.append(total)
+            depths.append(0)
+            total += 1
+        elif isinstance(event, yaml.events.CollectionEndEvent):
+            anchor, start, depth = open_anchors.pop(), starts.pop(), depths.pop() + 1
+            if anchor is not None:
+                sizes[anchor] = (total - start, depth)
+        elif isinstance(event, yaml.events.ScalarEvent):
+            total, depth = total + 1, 0
+            if event.anchor is not None:
+                sizes[event.anchor] = (1, 0)
+        elif isinstance(event, yaml.events.AliasEvent):
+            if event.anchor in open_anchors:
+                raise InputError(
+                    f"{where}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
+                )
+            values, depth = sizes.get(event.anchor, (1, 0))
+            total += values
+        if depth >= 0 and depths:
+            depths[-1] = max(depths[-1], depth)
+        if len(open_anchors) + max(depth, 0) > DEEPEST:
+            raise InputError(f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists")
+        if total > MOST_VALUES:
+            raise InputError(
+                f"{where}: line {event.start_mark.line + 1}: too many values, with aliases expanded; expected at most "
+                f"{MOST_VALUES:,}"
+            )
+
+
+class _Builder:
+    """Builds plain values from PyYAML's nodes. Each node is built once, however many aliases name it."""
+
+    def __init__(self, yaml: Any, where: str) -> None:
+        self.yaml, self.where = yaml, where
+        self.constructor = yaml.constructor.SafeConstructor()
+        self.built: dict[int, Any] = {}
+
+    def error(self, node: Any, text: str) -> InputError:
+        return InputError(f"{self.where}: line {node.start_mark.line + 1}: {text}")
+
+    def value(self, node: Any) -> Any:
+        """The value of a node."""
+        if id(node) not in self.built:
+            if isinstance(node, self.yaml.ScalarNode):
+                value = self.scalar(node)
+            elif isinstance(node, self.yaml.SequenceNode):
+                self.require_tag(node, "seq")
+                value = [self.value(item) for item in node.value]
+            else:
+                self.require_tag(node, "map")
+                value = self.table(node)
+            self.built[id(node)] = value
+        return self.built[id(node)]
+
+    def require_tag(self, node: Any, *names: str) -> str:
+        """The name of a node's type. Raises `InputError` if it is none of `names`."""
+        name = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if name not in names:
+            raise InputError(
+                f"{self.where}: not valid YAML: the tag {one_line(node.tag[:80])} at line {node.start_mark.line + 1} "
+                "is not read; expected texts, numbers, lists and tables"
+            )
+        return name
+
+    def scalar(self, node: Any) -> Any:
+        """A text, a number, a flag or nothing. A date is the text that it is written as."""
+        kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        if kind in ("int", "float"):
+            if len(node.value) > LONGEST_NUMBER:
+                raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
+            return getattr(self.constructor, f"construct_yaml_{kind}")(node)
+        if kind == "bool":
+            return self.constructor.construct_yaml_bool(node)
+        return None if kind == "null" else node.value
+
+    def table(self, node: Any) -> dict[str, Any]:
+        """A table. Entries that `<<` merges come first, and the table's own replace them.
+
+        Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
+        """
+        merged: dict[str, Any] = {}
+        entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
+        for key, value in node.value:
+            if isinstance(key, self.yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:merge":
+                for table in self.merged(value):
+                    for name, inner in table.items():
+                        merged.setdefault(name, inner)
+                continue
+            if not isinstance(key, self.yaml.ScalarNode):
+                raise self.error(key, "a key is a list or a table; expected text")
+            before = entries.setdefault(key.value, (key, value))[1]
+            if before is not value and not self.alike(before, value):
+                raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
+        return merged | {str(self.value(key)): self.value(value) for key, value in entries.values()}
+
+    def merged(self, node: Any) -> list[dict[str, Any]]:
+        """The tables that `<<` names, the first of which has the last word."""
+        nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
+        if not all(isinstance(one, self.yaml.MappingNode) for one in nodes):
+            raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
+        return [self.value(one) for one in nodes]
+
+    def alike(self, one: Any, other: Any) -> bool:
+        return all(isinstance(node, self.yaml.ScalarNode) for node in (one, other)) and one.value == other.value

@@ -1,0 +1,72 @@
+"""The parts that Megatron-LM has, and how its runs with them are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...components.evidence import evidence_of_parts
+from ...errors import InputError
+from ...evidence import UNTESTED, FrameworkEvidence, Witness, by_source
+from ...model import ModelSpec
+from ...optional import MTP
+from ...parallel.layout import Layout
+
+CODE = "Megatron-LM and TransformerEngine, read"
+
+MEASURED = by_source(f"{CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py")
+"""The witness of what ran on GPUs whose peaks are published."""
+
+DELTA = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
+SPARSE = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_sparse.py")
+BY_HAND = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py")
+
+PARTS: Mapping[tuple[str, str], Witness] = {
+    ("part", "stack"): MEASURED,
+    ("layer", "block"): MEASURED,
+    ("mixer", "attention"): MEASURED,
+    ("mixer", "mla"): MEASURED,
+    ("mixer", "mamba2"): MEASURED,
+    ("mixer", "gated_delta_net"): DELTA,
+    ("network", "mlp"): MEASURED,
+    ("network", "moe"): MEASURED,
+    ("router", "linear"): MEASURED,
+    ("norm", "layernorm"): MEASURED,
+    ("norm", "rmsnorm"): MEASURED,
+    ("position", "rope"): MEASURED,
+    ("position", "learned"): MEASURED,
+    ("head", "lm"): MEASURED,
+    ("part", "transform"): MEASURED,
+    ("part", "pooler"): MEASURED,
+    ("part", "token_types"): MEASURED,
+    ("part", "multi_token_prediction"): MEASURED,
+    ("part", "output_gate"): DELTA,
+    ("part", "indexer"): SPARSE,
+    ("part", "qk_norm"): BY_HAND,
+    ("part", "latent"): UNTESTED,
+}
+"""(kind, name) of a part that Megatron-LM has → what its runs were compared with."""
+
+EVIDENCE = FrameworkEvidence(
+    name="megatron",
+    witness=MEASURED,
+    parts=PARTS,
+    optimizers={"adamw": MEASURED, "muon": BY_HAND, "sgd": UNTESTED},
+    own_kernels=True,
+)
+
+
+def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+    """How a run in a layout is known."""
+    return EVIDENCE
+
+
+def check_parts(spec: ModelSpec) -> None:
+    """Raises `InputError` for a part that Megatron-LM does not have, with those of its kind that it has."""
+    for part in evidence_of_parts(spec, frozenset({MTP.name})):
+        if (part.kind, part.name) not in PARTS:
+            there = sorted(name for kind, name in PARTS if kind == part.kind)
+            alternatives = f" (it has {', '.join(there)})" if part.kind != "part" else ""
+            raise InputError(
+                f"--framework megatron: Megatron-LM has no {part.kind} '{part.name}'{alternatives}; expected a model "
+                "without it, or --framework torch or fsdp2"
+            )

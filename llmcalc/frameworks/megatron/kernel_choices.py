@@ -1,0 +1,221 @@
+"""Which kernels a run's arguments, its GPU and its environment choose, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Literal, TypeAlias
+
+from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
+from ...errors import InputError
+from .kernels import RankChoices
+from .kernels.choices import AttentionBackend, Loss, Recipe
+from .settings import MegatronSettings
+from .unsupported import not_modelled
+
+ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
+"""Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
+
+Source: transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`.
+"""
+
+ENGINE_WORKSPACE_BEFORE = 4 * 1024 * 1024
+
+ALL_MAJORS_LARGE = datetime.date(2026, 5, 1)
+"""From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
+
+COMBINED_IN_PARTS = datetime.date(2026, 1, 16)
+"""From when the outputs of experts are combined in two functions, after the first of which its argument is freed
+(Megatron-LM 1501c0f33a)."""
+
+LAYER_WISE_LAYOUT = datetime.date(2026, 5, 20)
+"""From when the tensors that Muon shares out lie in buffers by rank (Megatron-LM 0044db1f20)."""
+
+RETAINED = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
+"""From and until when every batch of a step stayed on the GPU: `RerunDataIterator` held the dictionaries in which
+get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
+
+SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
+"""From when shared experts run before the router (Megatron-LM e8024d716f)."""
+
+REFUSED_RECOMPUTATION = "expected core_attn, layernorm, mla_up_proj, mlp, moe, moe_act or shared_experts"
+
+NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_expert"}
+"""Module that runs again by itself → its kind."""
+
+
+def refuse(settings: MegatronSettings) -> None:
+    """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
+    for flag, reason in not_modelled(settings).items():
+        raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
+    others = set(settings.recomputed_modules) - {"core_attn", "layernorm", "moe_act", "mla_up_proj", *NETWORKS}
+    if others:
+        raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
+    if "moe_act" in settings.recomputed_modules and settings.num_experts is not None and not settings.moe_grouped_gemm:
+        raise InputError("--recompute-modules moe_act: not modelled without --moe-grouped-gemm; expected both")
+    if "shared_experts" in settings.recomputed_modules and settings.moe_shared_expert_gate:
+        raise InputError("--recompute-modules shared_experts: not modelled with --moe-shared-expert-gate; expected one")
+    if settings.optimizer not in ("adam", "sgd", "muon", "dist_muon"):
+        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam, sgd or muon")
+    if settings.optimizer == "sgd" and not settings.sgd_momentum:
+        raise InputError("--sgd-momentum 0: not modelled; expected a momentum")
+    if settings.transformer_impl == "inference_optimized":
+        raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
+
+
+Sharing: TypeAlias = Literal["none", "elements", "turns", "layout"]
+
+
+def sharing(settings: MegatronSettings) -> Sharing:
+    """What ranks of the optimizer share: nothing, ranges of elements, or whole tensors, which are dealt out by turns or
+    laid out in buffers.
+    """
+    if settings.optimizer in ("adam", "sgd"):
+        return "elements" if settings.use_distributed_optimizer else "none"
+    if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
+        return "none"
+    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    return "layout" if laid_out and not settings.no_use_layer_wise_param_layout else "turns"
+
+
+def is_hopper(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("H100", "H200", "H800", "H20", "GH200"))
+
+
+def is_blackwell(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("B100", "B200", "B300"))
+
+
+def is_ampere(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("A100", "A800"))
+
+
+def is_local(settings: MegatronSettings) -> bool:
+    """Whether layers are Megatron-Core's own. BERT's script reads that from --spec
+    (examples/bert/pretrain_bert.py).
+    """
+    if settings.kind == "bert":
+        return settings.spec == ("local",)
+    return settings.transformer_impl == "local"
+
+
+def backend(settings: MegatronSettings) -> AttentionBackend:
+    """What computes attention.
+
+    Sources: transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, and
+    common/fused_attn/fused_attn.cpp, `nvte_get_fused_attn_backend`: Hopper takes the fused backend, and so does
+    Blackwell, unless dropout is to be deterministic.
+    """
+    if is_local(settings):
+        return "local"
+    given = settings.attention_backend
+    if given in ("unfused", "flash", "fused"):
+        return given
+    if given == "local":
+        return "unfused"
+    if is_ampere(settings.gpu):
+        return "flash"
+    if is_hopper(settings.gpu):
+        return "fused"
+    deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    return "flash" if deterministic and settings.attention_dropout > 0 else "fused"
+
+
+def loss(settings: MegatronSettings) -> Loss:
+    if not settings.cross_entropy_loss_fusion:
+        return "unfused"
+    return settings.cross_entropy_fusion_impl
+
+
+def choices_of(settings: MegatronSettings) -> RankChoices:
+    """The kernels of a run."""
+    s = settings
+    capacity = s.moe_expert_capacity_factor if s.moe_pad_expert_input_to_capacity else None
+    return RankChoices(
+        tensor=s.tp,
+        context=s.cp,
+        expert=s.expert_model_parallel_size,
+        expert_tensor=s.expert_tensor_parallel_size or s.tp,
+        sequence_parallel=s.divides_tokens,
+        transformer_engine=not is_local(s),
+        attention=backend(s),
+        attention_dropout=s.attention_dropout,
+        hidden_dropout=s.hidden_dropout,
+        softmax_fusion=not s.no_masked_softmax_fusion and (s.bf16 or s.fp16),
+        softmax_fp32=s.attention_softmax_in_fp32 or s.apply_query_key_layer_scaling,
+        scales_scores=s.apply_query_key_layer_scaling,
+        masks=not s.no_create_attention_mask_in_dataloader,
+        exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
+        accumulates=not s.no_gradient_accumulation_fusion,
+        bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
+        rope_fusion=not s.no_rope_fusion,
+        mla_fusion=not s.no_rope_fusion and s.positions == "rope",
+        user_buffers=s.tp_comm_overlap and s.divides_tokens and not is_local(s),
+        scales_logits=s.scales_logits,
+        loss=loss(s),
+        deterministic=s.deterministic_mode,
+        multiprocessors=108 if is_ampere(s.gpu) else 132 if is_hopper(s.gpu) else 148,
+        padded=s.kind in ("bert", "t5"),
+        weighted_activation=s.squared_relu and s.use_fused_weighted_squared_relu,
+        grouped=s.moe_grouped_gemm,
+        dispatcher="hybridep" if s.moe_token_dispatcher_type == "flex" else s.moe_token_dispatcher_type,
+        permute_fusion=s.moe_permute_fusion,
+        router_fp32=s.moe_router_dtype is not None,
+        capacity=capacity,
+        aux_loss=s.balances,
+        z_loss=s.moe_z_loss_coeff is not None,
+        combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
+        shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
+        deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
+        narrow=_recipe(s),
+        history=s.fp8_amax_history_len,
+        narrow_weights=s.fp8_format is not None and s.fp8_param_gather,
+        transposes=not is_blackwell(s.gpu),
+        wide_layers=_wide_layers(s),
+        layers=s.layers,
+        indexer_loss=bool(s.dsa_indexer_loss_coeff),
+        recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
+        recompute_layers=s.recompute_num_layers or 1,
+        recompute_kinds=frozenset(
+            kind
+            for name, kind in NETWORKS.items()
+            if name in s.recomputed_modules or (name == "moe" and s.moe_layer_recompute)
+        ),
+        recompute_norms="layernorm" in s.recomputed_modules,
+        recompute_activation="moe_act" in s.recomputed_modules,
+        recompute_up="mla_up_proj" in s.recomputed_modules,
+        recompute_core="core_attn" in s.recomputed_modules,
+    )
+
+
+def _wide_layers(s: MegatronSettings) -> tuple[int, int]:
+    """How many of the first and last layers stay in bf16."""
+    return (s.num_layers_at_start_in_bf16, s.num_layers_at_end_in_bf16) if s.first_last_layers_bf16 else (0, 0)
+
+
+def _recipe(s: MegatronSettings) -> Recipe:
+    return "none" if s.fp8_format is None or s.fp8_recipe == "custom" else s.fp8_recipe
+
+
+def cublas_workspace(settings: MegatronSettings) -> int:
+    """Bytes of a workspace of torch's products. `--deterministic-mode` sets the larger (training/determinism.py)."""
+    config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
+    if config is not None:
+        return workspace_bytes(config)
+    large = settings.deterministic_mode or is_hopper(settings.gpu)
+    if not large and not is_ampere(settings.gpu):
+        large = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
+    return LARGE_WORKSPACE if large else WORKSPACE
+
+
+def engine_workspace(settings: MegatronSettings) -> int:
+    return ENGINE_WORKSPACE_BEFORE if is_ampere(settings.gpu) else ENGINE_WORKSPACE
+
+
+def expandable(settings: MegatronSettings) -> bool:
+    return "expandable_segments:True" in settings.env.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def retains_batches(settings: MegatronSettings) -> bool:
+    """Whether every batch of a step stays on the GPU until the next step begins."""
+    begin, end = RETAINED
+    return settings.date is not None and begin <= settings.date < end

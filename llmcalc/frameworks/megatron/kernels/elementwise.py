@@ -1,0 +1,140 @@
+"""Activations, additions with dropout, and splits.
+
+Sources: Megatron-LM, megatron/core/fusions/ (fused_bias_dropout.py, fused_bias_gelu.py, fused_bias_swiglu.py) and
+megatron/core/transformer/mlp.py. Fusions run under torch.compile: one kernel forward, one backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....flow.program import Step
+from ....flow.value import Value
+from ....simulator.autograd import Gradient, Needs, record
+from ....simulator.tensor import Tensor
+from .attention import AttentionKernels
+
+
+class ElementwiseKernels(AttentionKernels):
+    """What runs between products."""
+
+    def do_hold(self, step: Step) -> None: ...
+
+    def do_keep(self, step: Step) -> None: ...
+
+    def do_enter(self, step: Step) -> None: ...
+
+    def do_leave(self, step: Step) -> None: ...
+
+    def do_in_format_of(self, step: Step) -> None:
+        self.bind(step.outs[0], self.get(step.ins[-1]))
+
+    def do_flat(self, step: Step) -> None:
+        self.bind(step.outs[0], self.get(step.ins[0]))
+
+    # --- activations -------------------------------------------------------------------------------------------------
+
+    def do_act(self, step: Step) -> None:
+        x = self.taken(step, step.ins[0])
+        if self._is_gate(step.outs[0]):
+            self.bind(step.outs[0], x)
+            return
+        bias, self.held_bias = self.held_bias, None
+        self.bind(step.outs[0], self.activated(x, bias))
+
+    def _is_gate(self, value: Value) -> bool:
+        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
+
+    def activated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """An activation keeps its input; by itself, what a bias was added to."""
+        graph, shape = self.graph, x.shape
+        fused = self.how.bias_activation and bias is not None
+        if bias is not None and not fused:
+            x = self.with_bias(x, bias)
+        ins = [x, bias] if fused and bias is not None else [x]
+        shapes = [one.shape for one in ins]
+        out = graph.new(shape, x.dtype)
+        self.node("activation", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x)
+        return out
+
+    def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        shape = bias.shape
+        return record(self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new(shape, g.dtype)))
+
+    def do_mul(self, step: Step) -> None:
+        """act(gate) · up, of one product that has both."""
+        if step.outs[0].axes[0].name == "heads":
+            self.bind(step.outs[0], self.opened(*(self.taken(step, value) for value in step.ins)))
+            return
+        gate = self.of_one_product(step)
+        bias, self.held_bias = self.held_bias, None
+        self.bind(step.outs[0], self.gated(gate, bias, step.outs[0].width))
+
+    def of_one_product(self, step: Step) -> Tensor:
+        """The result of the product that has both gate and up. Raises `Unsupported` for a step of other values."""
+        gate, up = (self.taken(step, value) for value in step.ins)
+        if gate is not up:
+            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
+        return gate
+
+    def opened(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times an activation of a gate, in fp32 inside one kernel, which keeps both."""
+        graph, shapes = self.graph, (x.shape, gate.shape)
+        out = graph.new(x.shape, x.dtype)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            return [graph.new(shape, g.dtype) for shape in shapes]
+
+        self.node("gated", (x, gate), [out], back, x, gate)
+        return out
+
+    def gated(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        graph, shape = self.graph, x.shape
+        if self.how.bias_activation:
+            ins = [x] if bias is None else [x, bias]
+            shapes = [one.shape for one in ins]
+            out = graph.new((shape[0], width), x.dtype)
+            self.node("glu", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x)
+            return out
+        if bias is not None:
+            x = self.with_bias(x, bias)
+        gate, up = self.t.split(x, (width, width))
+        del x
+        active = self.t.function("silu", gate)
+        return self.t.mul(active, up)
+
+    # --- additions ---------------------------------------------------------------------------------------------------
+
+    def do_dropout(self, step: Step) -> None:
+        """The addition after it drops."""
+        self.bind(step.outs[0], self.get(step.ins[0]))
+        self.drops.add(id(step.outs[0]))
+
+    def do_add(self, step: Step) -> None:
+        dropped = next((value for value in step.ins if id(value) in self.drops), None)
+        if dropped is None:
+            self.bind(step.outs[0], self.added(*(self.taken(step, value) for value in step.ins)))
+            return
+        residual = next(value for value in step.ins if value is not dropped)
+        bias, self.row_bias = self.row_bias, None
+        made = self.bias_dropout_add(self.taken(step, dropped), self.taken(step, residual), bias)
+        self.bind(step.outs[0], made)
+
+    def added(self, a: Tensor, b: Tensor) -> Tensor:
+        return record(self.graph, "add", (a, b), self.like(a), lambda g, _: (g, g))
+
+    def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
+        """residual + dropout(x + bias), which keeps a byte for each element."""
+        graph, shape = self.graph, x.shape
+        drops = self.how.hidden_dropout > 0
+        mask = [self.mask_of(x)] if drops else []
+        out = self.like(x)
+        ins = [x, residual, *([] if bias is None else [bias])]
+        small = None if bias is None else bias.shape
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            of_x = graph.new(shape, g.dtype) if drops else g
+            return [of_x, g, *([] if small is None else [graph.new(small, g.dtype)])]
+
+        self.node("bias_dropout_add", ins, [out], back, *mask)
+        return out

@@ -1,0 +1,198 @@
+"""Gated DeltaNet on a rank: one projection for all parts, the convolution, the delta rule, and a gated norm.
+
+Sources: Megatron-LM, megatron/core/ssm/gated_delta_net/ (common.py, gdn.py), with the kernels of
+flash-linear-attention. Deterministic runs use torch's convolution and a delta rule in PyTorch. What prepares the inputs
+of the delta rule, and the product of norm and gate, run under torch.compile: each makes its results, and keeps what its
+backward pass reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ....algebra import Number, ceil_div, exact_div
+from ....flow.program import Alternatives, Scope, Step
+from ....ops import DeltaRule
+from ....simulator.aten import Aten
+from ....simulator.autograd import Gradient, Needs, record
+from ....simulator.published import fla
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Tensor
+from .mamba import MambaKernels
+
+CHUNK = 64
+"""The tokens that the delta rule computes at once (gdn.py, `torch_chunk_gated_delta_rule`)."""
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+"""The projections that are one (gdn.py, `in_proj_split_names`)."""
+
+
+class DeltaKernels(MambaKernels):
+    """A mixer as one: six projections of its input are one product."""
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        found = [item for item in scope.items if isinstance(item, Alternatives)]
+        cores = [step for item in found for step in next(iter(item.branches.values())).steps()]
+        core = next((step for step in cores if isinstance(step.op, DeltaRule) and not step.op.by_channel), None)
+        if core is None:
+            return super().whole(scope)
+        if self.how.context > 1:
+            raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
+        return lambda: self._delta(scope, core)
+
+    def _delta(self, scope: Scope, core: Step) -> None:
+        """GatedDeltaNet.forward."""
+        t, op, batch = self.t, core.op, self.sight.batch
+        assert isinstance(op, DeltaRule)
+        steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
+        widths = [steps[name].outs[0].width for name in PROJECTIONS]
+        first = steps[PROJECTIONS[0]]
+        given = first.ins[0]
+        x = self.get(given)
+        self.forget(given.storage)
+        made = self.column(first, x, sum(widths[1:], widths[0]))
+        del x
+        tokens = made.shape[0] // batch
+        qkvzba = t.transpose(t.reshape(made, (tokens, batch, made.shape[1])), 0, 1)
+        del made
+        channels = sum(widths[1:3], widths[0])
+        qkv, gate, beta, alpha = t.split(qkvzba, [channels, *widths[3:]])
+        gate = t.unflatten(gate, -1, (op.heads, op.value_dim))
+        kernel = steps["conv1d"].how["kernel"]
+        filters = self.weight("conv1d.weight", (channels, 1, kernel))
+        if self.how.deterministic:
+            qkv = t.contiguous(t.transpose(qkv, 1, 2))
+            _conv_out = t.convolution(qkv, filters, None, tokens + kernel - 1)
+            qkv = t.transpose(t.function("silu", t.slice(_conv_out, tokens)), 1, 2)
+        else:
+            qkv = fla.causal_conv1d(t, qkv, t.reshape(filters, (channels, kernel)))
+        dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
+        q, k, v, g, gate, beta_open = self._prepared(op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha)
+        rule = chunked_delta_rule if self.how.deterministic else fla.chunk_gated_delta_rule_alone
+        y = rule(t, q, k, v, g, beta_open)
+        leaving = steps["o_proj"]
+        self.bind(leaving.outs[0], self.row(leaving, self._gated(steps["norm"], op, y, gate)))
+
+    def _prepared(
+        self,
+        op: DeltaRule,
+        key_width: Number,
+        qkv: Tensor,
+        gate: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        beta: Tensor,
+        alpha: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """_prepare_input_for_gated_delta_rule: queries and keys of length 1, repeated for each head of values, the
+        decay, the strength of the correction, and dense copies of values and the output's gate.
+        """
+        graph, (batch, tokens) = self.graph, qkv.shape[:2]
+        key_heads = exact_div(key_width, op.key_dim)
+        of_unit, by_head = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
+        dense = graph.new(of_unit, BFLOAT16)
+        unit, lengths = graph.new(of_unit, BFLOAT16), graph.new((batch, tokens, 2 * key_heads), FLOAT32)
+        del dense
+        q, k = (graph.new((*by_head, op.key_dim), BFLOAT16) for _ in range(2))
+        v = graph.new((*by_head, op.value_dim), BFLOAT16)
+        decay, opened = graph.new(by_head, FLOAT32), graph.new(by_head, BFLOAT16)
+        out_gate = graph.new((*by_head, op.value_dim), BFLOAT16)
+        shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
+
+        def back(kept: list[Tensor | None], came: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+            of_units = graph.new(of_unit, BFLOAT16)
+            of_queries = graph.new(of_unit, BFLOAT16)
+            del of_units
+            made = [graph.new(shape, BFLOAT16) for shape in shapes]
+            del of_queries
+            return made
+
+        outs = (q, k, v, decay, out_gate, opened)
+        ins = (qkv, gate, a_log, dt_bias, beta, alpha)
+        self.node("prepare_input_for_gated_delta_rule", ins, outs, back, unit, lengths, alpha, opened)
+        return outs
+
+    def _gated(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+        """_gated_norm_and_a2a: norm(y) · silu(gate), with the tokens before the batch again."""
+        t, (batch, tokens) = self.t, y.shape[:2]
+        flat = (batch * tokens * op.heads, op.value_dim)
+        normed = self.normed(t.reshape(y, flat), norm, self.module_path(), flat[0])
+        out = self.opened(normed, t.reshape(gate, flat))
+        del normed
+        out = t.reshape(out, (batch, tokens, op.heads * op.value_dim))
+        out = t.contiguous(t.transpose(out, 0, 1))
+        return t.reshape(out, (batch * tokens, op.heads * op.value_dim))
+
+
+def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """torch_chunk_gated_delta_rule: the delta rule in fp32, by torch's operations.
+
+    q, k: [B, T, H, K]; v: [B, T, H, V]; g, beta: [B, T, H].
+    """
+    query, key, value, beta, g = [t.to(t.contiguous(t.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, g)]
+    tokens, chunks = key.shape[2], ceil_div(key.shape[2], CHUNK)
+    padded = chunks * CHUNK
+    query = t.pad(query, padded, -2)
+    key = t.pad(key, padded, -2)
+    value = t.pad(value, padded, -2)
+    beta = t.pad(beta, padded)
+    g = t.pad(g, padded)
+    query = t.scale(query)
+    v_beta = t.mul(value, t.unsqueeze(beta, -1))
+    k_beta = t.mul(key, t.unsqueeze(beta, -1))
+    query, key, value, k_beta, v_beta = [
+        t.unflatten(x, 2, (chunks, CHUNK)) for x in (query, key, value, k_beta, v_beta)
+    ]
+    g = t.unflatten(g, 2, (chunks, CHUNK))
+    mask = t.new((CHUNK, CHUNK), BOOL)
+    g = cumsum(t, g)
+    decay = tril(t, t.exp(tril(t, t.sub(t.unsqueeze(g, -1), t.unsqueeze(g, -2)))))
+    attn = t.mul(t.matmul(k_beta, t.transpose(key, -1, -2)), decay)
+    attn = t.scale(t.masked_fill(attn, mask), "neg")
+    for i in range(1, CHUNK):
+        row = t.clone(t.slice(t.select(attn, -2), i))
+        sub = t.clone(t.slice(t.slice(attn, i, -2), i))
+        attn = t.written(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), sub), -2)))
+    attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
+    value = t.matmul(attn, v_beta)
+    k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))
+    state = t.new((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
+    out = t.new(value.shape, FLOAT32)
+    mask = t.new((CHUNK, CHUNK), BOOL)
+    for _ in range(int(chunks)):
+        q_i, k_i, v_i = (t.select(x, 2) for x in (query, key, value))
+        attn = filled(t, t.mul(t.matmul(q_i, t.transpose(k_i, -1, -2)), t.select(decay, 2)), mask)
+        v_prime = t.matmul(t.select(k_cumdecay, 2), state)
+        v_new = t.sub(v_i, v_prime)
+        attn_inter = t.matmul(t.mul(q_i, t.exp(t.unsqueeze(t.select(g, 2), -1))), state)
+        out = t.written(out, t.add(attn_inter, t.matmul(attn, v_new)))
+        kept = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
+        left = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
+        state = t.add(kept, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(left, -1)), -1, -2), v_new))
+        del kept, left
+    del state
+    out = t.slice(t.flatten(out, 2, 3), tokens, 2)
+    return t.to(t.contiguous(t.transpose(out, 1, 2)), q.dtype)
+
+
+def cumsum(t: Aten, x: Tensor) -> Tensor:
+    """Sums along the last axis; the gradient is flipped, summed and flipped again (`cumsum_backward`)."""
+
+    def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
+        flipped = t.like(g)
+        sums = t.like(flipped)
+        made = t.like(sums)
+        del flipped, sums
+        return (made,)
+
+    return record(t.graph, "cumsum", (x,), t.like(x), back)
+
+
+def tril(t: Aten, x: Tensor) -> Tensor:
+    """The part on and below the diagonal, and so of the gradient."""
+    return record(t.graph, "tril", (x,), t.like(x), lambda g, _: (t.like(g),))
+
+
+def filled(t: Aten, x: Tensor, mask: Tensor) -> Tensor:
+    """Fills in place where a mask says, which is kept; the gradient is a filled copy."""
+    made = Tensor(x.shape, x.dtype, x.storage, x.strides)
+    return record(t.graph, "masked_fill_", (x,), made, lambda g, _, mask: (t.like(g),), mask)

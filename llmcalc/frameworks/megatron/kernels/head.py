@@ -1,0 +1,232 @@
+"""The embedding before the layers, and the loss after them.
+
+Sources: Megatron-LM, megatron/core/models/common/embeddings/language_model_embedding.py and
+megatron/core/tensor_parallel/cross_entropy.py; TransformerEngine, transformer_engine/pytorch/cross_entropy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....flow.program import Scope, Step
+from ....flow.value import Value
+from ....simulator.autograd import Gradient, Needs, record
+from ....simulator.checkpoint import Run
+from ....simulator.layer_pattern import folded, in_order
+from ....simulator.lowering import Frame
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Tensor
+from .elementwise import ElementwiseKernels
+
+
+class HeadKernels(ElementwiseKernels):
+    """Tables, what follows the embedding, and losses."""
+
+    def do_table(self, step: Step) -> None:
+        by, out = step.how["by"], step.outs[0]
+        weight = self.shared("table", step) if by == "ids" else self.positions(step)
+        rows, shape = self.rows(out), weight.shape
+        ids = self.graph.new((rows, 1), INT64) if by == "ids" else None
+        made = self.new(rows, shape[1])
+        saved = [] if ids is None else [ids]
+        self.node("embedding", (weight,), [made], lambda kept, g, needs: [self.graph.new(shape, g.dtype)], *saved)
+        del saved
+        self.bind(out, self.embedded(made) if self.is_ahead else made)
+
+    def do_unread_table(self, step: Step) -> None:
+        self.shared("table", step)
+
+    def positions(self, step: Step) -> Tensor:
+        """The table of learned positions: both halves of an encoder-decoder have one (t5_model.py, `embedding`)."""
+        assert step.weight is not None
+        key = "", "positions", self.extent(step.weight.ins), self.extent(step.weight.out)
+        if key not in self.weights:
+            self.weights[key] = self.named("positions", lambda: self.table(step))
+        return self.weights[key]
+
+    def layers(self, kinds: list[Scope]) -> None:
+        """What enters the first layer of a model comes from its embedding, and is turned to [tokens, batch]."""
+        takes = kinds[0].takes
+        assert takes is not None
+        if not self.entered:
+            x = self.get(takes)
+            self._leave(takes)
+            made = self.embedded(x)
+            del x
+            self.values[id(takes)] = made
+            del made
+        if kinds[0].about.get("kind") != "mtp":
+            self.stack(kinds)
+            return
+        last, storage = self.get(takes), takes.storage
+        super().layers(kinds)
+        self.bind(storage, last)  # the output layer reads it after them
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """[batch, tokens] → [tokens, batch], this rank's tokens, dropout."""
+        how, graph = self.how, self.graph
+        shape = x.shape
+        if self.sight.batch != 1:
+            x = record(graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
+        if how.sequence_parallel:
+            whole, rows = x.shape, self.local(x.shape[0])
+            made = self.new(rows, shape[1])
+            x = record(graph, "scatter", (x,), made, lambda g, _: (graph.new(whole, g.dtype),))
+            del made
+        return self.dropped(x) if how.hidden_dropout > 0 else x
+
+    def stack(self, kinds: list[Scope]) -> None:
+        """Layers, of which some run again in the backward pass: groups of equal numbers of them, or the first ones
+        (core/transformer/transformer_block.py, `_checkpointed_forward`).
+        """
+        method, size = self.how.recompute, self.how.recompute_layers
+        if method == "none":
+            super().layers(kinds)
+            return
+        takes, gives = kinds[0].takes, kinds[-1].gives
+        assert takes is not None
+        assert gives is not None
+        if any(one.rows != takes.rows for kind in kinds for step in kind.steps() for one in self._outside(step)):
+            raise self.unsupported(
+                "no kernels for layers that run again and read an encoder; expected no recomputation"
+            )
+        now = self.get(takes)
+        self._leave(takes)
+        order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
+        self.loops += 1
+        start = 0
+        while start < len(order):
+            again = method == "uniform" or start < size
+            end = min(len(order), start + (size if method == "uniform" else 1))
+            turns = [Frame(order[i], turn=self.below + i, owner=self.below + i) for i in range(start, end)]
+            below = now
+            del now
+            now = self.rerun(self._group(turns), [below]) if again else self.layer(turns[0], below)
+            del below
+            start = end
+        self.values[id(gives)] = now
+
+    def _outside(self, step: Step) -> list[Value]:
+        """What attention reads beside queries."""
+        return list(step.ins[1:2]) if step.verb == "attention" else []
+
+    def _group(self, turns: list[Frame]) -> Run:
+        """A function that runs these layers, now or in the backward pass."""
+        above = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames]
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = {}, {}, list(above), {}
+            try:
+                now = arguments[0]
+                for frame in turns:
+                    below = now
+                    del now
+                    now = self.layer(Frame(frame.scope, turn=frame.turn, owner=frame.owner), below)
+                    del below
+                return now
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        return run
+
+    # --- tokens further ahead ----------------------------------------------------------------------------------------
+
+    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+        """Modules of multi-token prediction run, with their losses, before the output layer."""
+        ahead = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"]
+        if ahead:
+            heads = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"]
+            moved = [*ahead, *heads]
+            scope.items = [*(item for item in scope.items if item not in moved), *moved]
+        super()._look_for_readers(scope, module)
+
+    def do_also(self, step: Step) -> None:
+        """The loss of tokens further ahead. Their logits are named until the loss of the next token is there."""
+        logits = self.get(step.ins[0])
+        self.further.append(self.loss_of(logits))
+        self.logits = [logits.detached()]
+
+    def do_linear(self, step: Step) -> None:
+        if self.is_ahead and self.frames[-1].scope.about.get("kind") == "mtp" and not self.is_output(step):
+            self.bind(step.outs[0], self._joined(step, self.taken(step, step.ins[0])))
+        else:
+            super().do_linear(step)
+
+    def _joined(self, step: Step, x: Tensor) -> Tensor:
+        """The projection of an embedding beside a hidden state, divided by its outputs, which are gathered
+        (multi_token_prediction.py, `_concat_embeddings`). A rank's tokens are a view of all of them.
+        """
+        how, graph, width = self.how, self.graph, step.outs[0].width
+        rows = x.shape[0]
+        weight, _ = self.weights_of(step, width // how.tensor, "column")
+        made = self.engine_column(x, weight, None, [], None)
+        if how.tensor > 1:
+            part, whole = made.shape, self.new(made.shape[0], width)
+            made = record(graph, "gather", (made,), whole, lambda g, _: (graph.new(part, g.dtype),))
+            del whole
+        if not how.sequence_parallel:
+            return made
+        every = made.shape
+        view = Tensor((rows, width), made.dtype, made.storage)
+        return record(graph, "scatter", (made,), view, lambda g, _: (graph.new(every, g.dtype),))
+
+    def output(self, step: Step, x: Tensor) -> Tensor:
+        """With tokens further ahead all hidden states are joined, and their losses enter the graph before the head."""
+        if self.is_ahead or self.further:
+            x = self.copied(x)
+        if self.further and not self.is_ahead:
+            further, self.further = self.further, []
+            read, shapes = Tensor(x.shape, x.dtype, x.storage), [one.shape for one in further]
+            new = self.graph.new
+            self.node(
+                "loss_scaler", (x, *further), [read], lambda kept, g, needs: [g, *(new(s, FLOAT32) for s in shapes)]
+            )
+            del further
+            x = read
+            del read
+        return super().output(step, x)
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def loss_of(self, logits: Tensor) -> Tensor:
+        """The loss of each token, which the caller sums up."""
+        if self.how.loss == "te":
+            return self._engine_loss(logits)
+        return self._core_loss(logits)
+
+    def _engine_loss(self, logits: Tensor) -> Tensor:
+        """The gradient is written over the logits in the forward pass."""
+        rows = logits.shape[0]
+        loss, sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
+        del sums
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            return [kept[0]]
+
+        self.node("cross_entropy", (logits,), [loss], back, logits)
+        return loss
+
+    def _core_loss(self, logits: Tensor) -> Tensor:
+        """The logits are copied to float32, in which the softmax is computed in place; so is the gradient."""
+        graph, (rows, width) = self.graph, logits.shape
+        fused = self.how.loss == "native"
+        whole = graph.new((rows, width), FLOAT32)
+        highest = self.statistics(rows)
+        mask, target = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
+        index = graph.new((rows, 1), INT64)
+        chosen = self.statistics(rows)
+        total = self.statistics(rows)
+        del highest, index
+        loss = self.statistics(rows)
+        del chosen, total
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            if fused:
+                copied = graph.new((rows, width), FLOAT32)
+                made = graph.new((rows, width), BFLOAT16)
+                del copied
+                return [made]
+            return [kept[0]]
+
+        self.node("cross_entropy", (logits,), [loss], back, whole, mask, target)
+        return loss

@@ -1,0 +1,376 @@
+"""What the kernels of a rank share: rows, parameters in the order of their modules, and what stays between passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ....algebra import Number
+from ....flow.axis import extent
+from ....flow.program import Alternatives, Scope, Step
+from ....flow.record import Flow
+from ....flow.value import Value
+from ....simulator.autograd import Gradient, Graph, Needs, Node, backward, record, record_all, recorded
+from ....simulator.checkpoint import Run
+from ....simulator.lowering import ENTRY, Frame, Lowering, Path
+from ....simulator.meter import Block, NoMeter
+from ....simulator.strides import Shape
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
+from ....workload.run_config import Sight
+from .choices import RankChoices
+
+Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
+"""back(kept, gradient, needs) → a gradient per input. It may let go of what is kept by setting its place to None."""
+
+COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
+"""The axes whose linear layers have a part of their outputs on each rank."""
+
+
+TABLES = ("table", "positions", "segments")
+"""The roles of the tables of an embedding."""
+
+
+PRODUCTS = ("column", "row", "matrix", "expert")
+"""The roles of the weights of linear layers."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a rank. path: of its module, and its name. expert: whether it is of an expert that only some
+    ranks have. role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear
+    layer, or empty. narrow: whether its elements have 8 bits.
+    """
+
+    path: Path
+    tensor: Tensor
+    expert: bool
+    role: str
+    narrow: bool = False
+
+    @property
+    def size(self) -> int:
+        size: int = self.tensor.count
+        return size
+
+
+class Apart(NoMeter):
+    """Counts nothing: for weights, which are parts of buffers that are counted as a whole."""
+
+    def allocate(self, size: Number) -> Any:
+        return Block(size, "weights")
+
+
+class Held:
+    """What a rank keeps from its first use on: workspaces, the buffer that gathered tensors share, and the tensors
+    that stand for gradients of weights which products have added to the main gradients.
+
+    cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
+    buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
+    deferred: inputs of the output layer whose gradients of its weight wait, those gradients of its output, and what has
+    entered the chunk: an input is held with its graph, and the graph holds that, which has its own gradient.
+    entered: what has entered the chunk that runs forward. named: module → what it names until it runs again.
+    narrow: weight → its elements in 8 bits, and what belongs to them.
+    """
+
+    def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
+        self.meter, self.cublas, self.engine = meter, cublas, engine
+        self.workspaces: dict[str, Storage] = {}
+        self.buffer: Storage | None = None
+        self.further_buffers: dict[str, Storage] = {}
+        self.deferred: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.entered: Tensor | None = None
+        self.dummies: dict[Shape, Tensor] = {}
+        self.named: dict[Any, list[Tensor]] = {}
+        self.narrow: dict[int, list[Storage]] = {}
+
+    def product(self, thread: str) -> None:
+        """A product of torch runs on that thread."""
+        self._take(f"cuBLAS, {thread}", self.cublas)
+
+    def engine_product(self) -> None:
+        """A product of Transformer Engine runs."""
+        self._take("Transformer Engine", self.engine)
+
+    def overlapped_product(self) -> None:
+        """A product of Transformer Engine overlaps with communication, on three streams (`_NUM_MAX_UB_STREAMS`)."""
+        self._take("Transformer Engine, overlapped", 3 * self.engine)
+
+    def grouped_product(self) -> None:
+        """A grouped product of Transformer Engine runs, which uses four streams (`get_num_compute_streams`)."""
+        for stream in range(4):
+            self._take(f"Transformer Engine, stream {stream}", self.engine)
+
+    def _take(self, name: str, size: int) -> None:
+        if size and name not in self.workspaces:
+            with counted_as(self.meter, "overhead"):
+                self.workspaces[name] = Storage(self.meter, size)
+
+    def gathered(self, size: Number) -> None:
+        """The shared buffer is asked for that many bytes: it grows, and never shrinks (`GlobalMemoryBuffer`)."""
+        if self.buffer is None or self.buffer.bytes < size:
+            with counted_as(self.meter, "communication"):
+                self.buffer = Storage(self.meter, size)
+
+    def defers(self, limit: int | None) -> bool:
+        """Whether another gradient of the output layer's weight waits for the end of the step."""
+        return limit is not None and (limit == 0 or len(self.deferred) < limit)
+
+    def drain(self, ranks: int) -> None:
+        """Computes what waited (core/utils.py, `drain_embedding_wgrad_compute`). ranks: over which tokens are divided,
+        1 if they are not; inputs are gathered in two buffers in turn.
+        """
+        for i in range(len(self.deferred)):
+            read, given, _ = self.deferred.pop(0)
+            name, size = f"mpu_{i % 2}", read.bytes * ranks
+            if ranks > 1 and name not in self.further_buffers:
+                with counted_as(self.meter, "communication"):
+                    self.further_buffers[name] = Storage(self.meter, size)
+            del read, given
+
+    def mask(self, tokens: Number) -> None:
+        """The causal mask of so many tokens, which stays."""
+        name = f"mask of {tokens}"
+        if name not in self.workspaces:
+            with counted_as(self.meter, "overhead"):
+                self.workspaces[name] = Storage(self.meter, tokens * tokens)
+
+    def narrowed(self, weight: Tensor, sizes: Sequence[int]) -> None:
+        """A weight is multiplied in 8 bits: what is kept for that, of so many bytes each."""
+        if id(weight) not in self.narrow:
+            with counted_as(self.meter, "weights"):
+                self.narrow[id(weight)] = [Storage(self.meter, size) for size in sizes]
+
+    def dummy(self, weight: Tensor, graph: Graph) -> Tensor:
+        """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""
+        found = self.dummies.get(weight.shape)
+        if found is None:
+            with counted_as(self.meter, "gradients"):
+                found = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
+        return found
+
+
+class RankKernels(Lowering):
+    """Lowers the program of one rank. Every tensor has two axes: rows and the elements of a row.
+
+    how: the kernels. held: what stays. made: the parameters, in the order in which the framework makes them.
+    """
+
+    def __init__(self, graph: Graph, sight: Sight, how: RankChoices, held: Held) -> None:
+        super().__init__(graph, sight, BFLOAT16)
+        self.how, self.stays = how, held
+        self.made: list[Parameter] = []
+        self.role, self.of_expert = "", False
+        self.readers: dict[int, list[tuple[Step, Scope]]] = {}
+        self.within: dict[int, Scope] = {}
+        self.pending: dict[int, Tensor] = {}
+        self.waiting: dict[int, tuple[Step, Path]] = {}
+        self.drops: set[int] = set()
+        self.entered = False
+        self.held_bias: Tensor | None = None
+        self.row_bias: Tensor | None = None
+        self.top_k = self.all_experts = 1
+        self.tokens: Number = 0
+        self.handle: list[Tensor] = []
+        self.last_made: list[Parameter] = []
+        self.siblings: dict[int, tuple[Value, ...]] = {}
+        self.nothing = Storage(NoMeter(), 0)
+
+    # --- a program ---------------------------------------------------------------------------------------------------
+
+    def parameters_of(self, program: Flow) -> list[Parameter]:
+        """All parameters, without anything that is metered."""
+        dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
+        dry.graph.enabled, dry.include, dry.below = False, self.include, self.below
+        given = None
+        entry = program.entry
+        if entry is not None:
+            given = dry.graph.new((self.local(self.rows(entry)), entry.width), BFLOAT16)
+        dry.run_rank(program, given)
+        self.weights.update(dry.weights)
+        tables = [one for one in dry.made if one.role in TABLES]  # the embedding is made before the layers
+        self.made = [*tables, *(one for one in dry.made if one.role not in TABLES)]
+        return self.made
+
+    def run_rank(self, program: Flow, given: Tensor | None) -> Tensor:
+        """Runs a program whose first value may come from another rank."""
+        self.pending = {}
+        if not self.readers:
+            self._look_for_readers(program.root, program.root)
+        self.entered = program.entry is not None
+        if given is not None:
+            self.given[ENTRY] = given
+        del given
+        return self.run(program)
+
+    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+        for item in scope.items:
+            if isinstance(item, Alternatives):
+                self._look_for_readers(next(iter(item.branches.values())), module)
+            elif isinstance(item, Scope):
+                self._look_for_readers(item, item)
+            else:
+                self.within[id(item)] = module
+                for value in item.ins:
+                    if item.verb not in ("hold", "keep", "cache", "mask"):
+                        self.readers.setdefault(id(value.storage), []).append((item, module))
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def rows(self, value: Value) -> Number:
+        """The rows of a micro-batch on this rank, before tensor parallelism."""
+        return self.sight.rows(value.rows)
+
+    def local(self, rows: Number) -> Number:
+        """How many of them are here where they are divided by tokens."""
+        return rows // self.how.tensor if self.how.sequence_parallel else rows
+
+    # --- parameters --------------------------------------------------------------------------------------------------
+
+    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        if key not in self.weights:
+            self.weights[key] = made = empty(Apart(), shape, BFLOAT16, leaf=True)
+            narrow = self.how.narrow_weights and self.is_narrow and len(shape) == 2 and self.role in PRODUCTS
+            self.made.append(Parameter(key, made, self.of_expert, self.role, narrow))
+        return self.weights[key]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the layer that runs multiplies in 8 bits."""
+        return False
+
+    def named(self, role: str, make: Callable[[], Tensor]) -> Tensor:
+        """A parameter with that role."""
+        before, self.role = self.role, role
+        try:
+            return make()
+        finally:
+            self.role = before
+
+    def module(self, frame: Frame) -> None:
+        """Runs a module; a network of a layer may run again by itself in the backward pass."""
+        scope = frame.scope
+        reads, gives = scope.reads, scope.gives
+        again = scope.about.get("kind") in self.how.recompute_kinds and frame.turn is None
+        if not again or reads is None or gives is None:
+            super().module(frame)
+            return
+        above = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames]
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = {id(reads): arguments[0]}, {}, list(above), {}
+            try:
+                self._module(Frame(scope))
+                return self.get(gives)
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        out = self.rerun(run, [self.get(reads)])
+        if self.last.get(id(reads.storage)) in {id(step) for step in scope.steps()}:
+            self.forget(reads.storage)
+        self.bind(gives, out)
+
+    def _module(self, frame: Frame) -> None:
+        """Modules are not always made in the order in which they run: in attention the output projection is made first,
+        in a mixture of experts the shared ones last, and a pooler after the head, its scores before its vector.
+        """
+        start, scope = len(self.made), frame.scope
+        super()._module(frame)
+        own = self.made[start:]
+        kind = scope.about.get("kind")
+        if any(step.verb == "attention" for step in direct(scope)):
+            self.made[start:] = sorted(own, key=lambda one: one.role != "row")
+        elif kind == "shared_expert":
+            self.last_made += own
+            del self.made[start:]
+        elif kind == "pooler":
+            pairs = [own[i : i + 2] for i in range(0, len(own), 2)]  # a weight and a bias
+            self.last_made = [one for pair in reversed(pairs) for one in pair]
+            del self.made[start:]
+        elif kind in ("experts", "lm_head") and scope.reads is not None:
+            self.made += self.last_made
+            self.last_made = []
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def new(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
+        return self.graph.new((rows, width), dtype)
+
+    def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+        return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
+
+    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], back: Back, *saves: Tensor) -> None:
+        """Records one node, whose backward function may let go of what it saved before it ends."""
+        graph = self.graph
+        if not recorded(graph, ins):
+            return
+        kept: list[Tensor | None] = [graph.keep(one).unpack() for one in saves]
+        if len(outs) == 1:
+            record(graph, name, ins, outs[0], lambda came, needs: back(kept, came, needs))
+        else:
+            record_all(graph, name, ins, outs, lambda came, needs: back(kept, came, needs))
+
+    def rerun(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+        """Runs a part whose arguments alone are kept; the backward pass runs it again, and its backward pass inside
+        (core/tensor_parallel/random.py, `CheckpointFunction`).
+        """
+        graph = self.graph
+        if not recorded(graph, arguments):
+            return run(arguments)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            found: dict[int, Tensor] = {}
+
+            def read(i: int) -> Tensor:
+                kept_one = kept[i]
+                assert kept_one is not None
+                one = kept_one.detached()
+
+                def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+                    found[i] = g
+                    return (None,)
+
+                one.node = Node(graph, "argument", (empty(Apart(), (), BFLOAT16, leaf=True),), arrived)
+                return one
+
+            enabled, graph.enabled = graph.enabled, True
+            place = graph.meter.place
+            out = run([read(i) for i in range(len(kept))])
+            backward(graph, out, g)
+            graph.enabled, graph.meter.place = enabled, place
+            return [found.get(i) for i in range(len(kept))]
+
+        with graph.no_grad():
+            out = run(arguments)
+        self.node("checkpoint", arguments, [out], back, *arguments)
+        return out
+
+    def copied(self, x: Tensor) -> Tensor:
+        """A dense copy."""
+        out = self.graph.new(x.shape, x.dtype)
+        return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
+
+    def dense(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous else self.copied(x)
+
+    def weight_gradient(self, weight: Tensor) -> Tensor:
+        """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
+        return self.stays.dummy(weight, self.graph) if self.how.accumulates else self.graph.new(weight.shape, BFLOAT16)
+
+    def mask_of(self, x: Tensor) -> Tensor:
+        """Which elements a dropout keeps, a byte each."""
+        return self.graph.new(x.shape, BOOL)
+
+    def statistics(self, rows: Number) -> Tensor:
+        return self.graph.new((rows, 1), FLOAT32)
+
+    def extent(self, shape: Any) -> Number:
+        return extent(shape)
+
+
+def direct(scope: Scope) -> Iterator[Step]:
+    """The steps of a module itself, in the first of its forms."""
+    for item in scope.items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            yield from direct(next(iter(item.branches.values())))

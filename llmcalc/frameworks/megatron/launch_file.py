@@ -1,0 +1,425 @@
+"""Reads a launch of Megatron-LM: its functional tests' YAML, a JSON object of flags, or a script's command.
+
+A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
+read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
+(`megatron_ignored`), else it is an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ...errors import InputError, shown, suggest
+from ...parallel.layout import Layout
+from ..launch.record import LARGEST, Launch, Reading, allocator_of, check_env, reading_of
+from ..launch.shell import is_open, open_reason
+from ..launch.shell_arithmetic import evaluated
+from .arguments import RENAMED, Kind, flag_of
+from .ignored_flags import IGNORED, IGNORED_ONCE
+from .model_from_flags import model_of
+from .settings import MegatronSettings
+from .unsupported import not_modelled
+
+REMOVED = {
+    "batch_size": "no longer valid; expected --micro-batch-size",
+    "model_parallel_size": "no longer valid; expected --tensor-model-parallel-size",
+    "warmup": "no longer valid; expected --lr-warmup-fraction",
+    "checkpoint_activations": "no longer valid; expected --recompute-activations or --recompute-granularity",
+}
+"""Arguments that Megatron-LM itself refuses."""
+
+REPLACING = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+"""Arguments that put those of a checkpoint in the place of the file's."""
+
+REASONS = {
+    "rl_": "reinforcement learning",
+    "grpo_": "reinforcement learning",
+    "inference_": "inference, not training",
+    "dino_": "a vision model",
+    "img_": "a vision model",
+    "vision_": "a vision model",
+    "retro_": "a retrieval model",
+    "language_model_type": "a multimodal model",
+    "freeze_": "a multimodal model",
+    "dataset_provider": "a multimodal model",
+    "model_provider": "a multimodal model",
+    "num_tokens_to_generate": "inference, not training",
+    "export_kd": "distillation",
+    "use_legacy_models": "models of an older form",
+    "yaml_cfg": "arguments in another file",
+    "eval_micro_batch_size": "evaluation with a batch of its own",
+}
+"""How an argument without a field begins → what it is for."""
+
+KNOWN_LAYERS = ("hybrid", "mamba", "local")
+"""Words of which one is in `--spec` where it names layers that other arguments describe too."""
+
+ENTRIES = ("MODEL_ARGS", "ENV_VARS")
+"""Entries of a functional test's YAML that are read."""
+
+OTHER_ENTRIES = (
+    "TEST_TYPE",
+    "LAUNCHER",
+    "METRICS",
+    "BEFORE_SCRIPT",
+    "AFTER_SCRIPT",
+    "MODE",
+    "THROUGHPUT_TEST_PARAMS",
+    "METRICS_TOLERANCE",
+    "WORLD_SIZE",
+    "GOLDEN_VALUES",
+    "MODEL_ENV_VARS",
+    "BASE_MODEL_ARGS",
+    "SKIP_PYTEST",
+    "N_REPEAT",
+)
+"""Other entries of those files."""
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def is_megatron(data: Mapping[str, Any]) -> bool:
+    """Whether a table has arguments of Megatron-LM."""
+    if isinstance(data.get("MODEL_ARGS"), Mapping | list):
+        return True
+    known = MegatronSettings.flags()
+    return any(key.startswith("--") for key in data) and any(key in known for key in data)
+
+
+def read_megatron(
+    data: Mapping[str, Any],
+    where: str,
+    world_size: int | None = None,
+    allow_unknown: bool = False,
+    *,
+    date: datetime.date | None = None,
+    gpu: str = "",
+    env: Mapping[str, Any] | None = None,
+    script: str = "",
+) -> Launch:
+    """Reads arguments: a functional test's table, or argument → value.
+
+    world_size: devices; by default as few as the layout can have. date: when the version of Megatron-LM is from.
+    env: environment variables beside those of the file. script: the name of the script that runs.
+    Raises `InputError`, which names file and argument.
+    """
+    with reading_of(where, allow_unknown) as reading:
+        variables = {str(name): _text(value) for name, value in (env or {}).items()}
+        arguments = _arguments(reading, data, variables)
+        return _read(reading, arguments, variables, world_size, date, gpu, script)
+
+
+def _arguments(reading: Reading, data: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+    """The arguments of a functional test's table, or of a table of nothing else.
+
+    variables: to which the table's environment variables are added.
+    """
+    arguments: Any = data
+    if "MODEL_ARGS" in data:
+        arguments = data["MODEL_ARGS"]
+        if isinstance(arguments, list):
+            raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
+        given = data.get("ENV_VARS") or {}
+        if not isinstance(given, Mapping):
+            raise reading.wrong("ENV_VARS", f"{shown(given)}; expected a table of name: value")
+        variables.update((str(name), _text(value)) for name, value in given.items())
+        for key in data:
+            if key not in ENTRIES:
+                _entry(reading, key)
+    if not isinstance(arguments, Mapping):
+        raise reading.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
+    return arguments
+
+
+def _entry(reading: Reading, key: str) -> None:
+    if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
+        reading.ignored.append(key)
+    else:
+        reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
+
+
+def _read(
+    reading: Reading,
+    arguments: Mapping[str, Any],
+    env: dict[str, str],
+    world_size: int | None,
+    date: datetime.date | None,
+    gpu: str,
+    script: str,
+) -> Launch:
+    values = _values(reading, arguments)
+    named = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
+    kind = _kind(values, named, script)
+    if values.get("recompute_activations"):
+        values.setdefault("recompute_granularity", "selective")
+    settings = MegatronSettings(kind=kind, env=env, date=date, gpu=gpu or "H100", **values)
+    world = world_size
+    if world is None:
+        world = smallest_world(settings)
+        if world > 1:
+            reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
+    settings = replace(settings, world_size=world)
+    settings.check()
+    if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
+        reading.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
+    if settings.tp_comm_overlap and settings.tp_comm_overlap_cfg is not None:
+        reading.notes.append("--tp-comm-overlap-cfg: is not read; the methods are taken to be Transformer Engine's own")
+    if settings.overlap_moe_expert_parallel_comm:
+        reading.notes.append(
+            "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
+            "other"
+        )
+    if settings.step_batch_size_schedule is not None:
+        reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
+    for flag, reason in not_modelled(settings).items():
+        reading.unknown[flag] = reason
+    if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
+        reading.unknown["--spec"] = "layers of its own"
+    if settings.fp8_format is not None:
+        reading.notes.append(
+            f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
+        )
+    check_env(reading, env)
+    reading.check_unknown()
+    spec = model_of(settings, reading.where)
+    layout = settings.layout()
+    _check_layers(settings, layout)
+    words = settings_of(settings)
+    return reading.launch(
+        "megatron", "megatron", spec=spec, layout=layout, settings=words, own=settings, env=env, gpu=gpu
+    )
+
+
+def smallest_world(s: MegatronSettings) -> int:
+    """The fewest devices that the layout can have: experts are divided inside a stage.
+
+    The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
+    experts / gcd(tp · cp, experts), and the smallest dp is that.
+    """
+    inside = s.tp * s.cp
+    experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
+    if inside <= 0 or experts <= 0:
+        return max(1, inside * s.pp)
+    return inside * (experts // math.gcd(inside, experts)) * max(1, s.pp)
+
+
+def _check_layers(s: MegatronSettings, layout: Layout) -> None:
+    """Raises `InputError` for layers that the stages do not share out."""
+    sizes, count = s.stage_layers, layout.pp * layout.vpp
+    layers = s.layers + (s.decoder_layers if s.kind == "t5" else 0)
+    if sizes is not None and sum(sizes) != s.layers:
+        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {s.layers}")
+    if sizes is None and layers % count:
+        raise InputError(
+            f"--pipeline-model-parallel-size: {count} stages do not divide {layers} layers; expected a divisor"
+        )
+
+
+# ---- values
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(MegatronSettings)
+
+
+def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Field → value of the arguments that have a field; the others are noted."""
+    known, values = MegatronSettings.flags(), dict[str, Any]()
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
+            if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
+                raise reading.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
+            near = suggest(f"--{flag}", list(known)) if len(flag) < 100 else ""
+            raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(near)}{near}")
+        name = RENAMED.get(name, name)
+        if name in _types() and flag_of(name) in known:
+            read = value_of(reading, flag, _types()[name], value)
+            if read is not None:
+                if name in values and values[name] != read:
+                    raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
+                values[name] = read
+        elif name in REPLACING:
+            if value is not False:
+                reading.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
+        elif name in REMOVED:
+            raise reading.wrong(flag, REMOVED[name])
+        elif {flag[2:], flag_of(name)[2:]} & (IGNORED | IGNORED_ONCE):
+            reading.ignored.append(flag)
+        elif value is not False:
+            why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
+            reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
+    if values.get("tp_comm_overlap"):  # which products overlap
+        for flag in reading.ignored:
+            if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
+                reading.unknown[flag] = "overlap of some products"
+    return values
+
+
+def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
+    """The value of an argument as its field has it; None for one that is not given.
+
+    Raises `InputError`, naming the argument, for a value of another type.
+    """
+    if flag == "--tokenizer-model" and isinstance(value, str) and is_open(value):
+        return None
+    if isinstance(value, str) and is_open(value):
+        raise reading.wrong(flag, open_reason(value))
+    if kind is bool:
+        return _flag(reading, flag, value)
+    if value is None or value is False:
+        return None
+    choices = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
+    if get_origin(kind) in (Literal, tuple):
+        choices = [kind]
+    if value is True or value == "":
+        raise reading.wrong(flag, "has no value; expected one")
+    for one in choices:
+        read = _one(one, value)
+        if read is not None:
+            return read
+    raise reading.wrong(flag, f"{shown(value)}; expected {_expected(choices)}")
+
+
+def _flag(reading: Reading, flag: str, value: Any) -> bool | None:
+    if value in (True, None, "") or value == []:
+        return True
+    if value is False:
+        return None
+    words = {"true": True, "1": True, "false": None, "0": None}
+    text = str(value).strip().lower()[:10]
+    if text not in words:
+        raise reading.wrong(flag, f"{shown(value)}; it takes no value")
+    return words[text]
+
+
+def _one(kind: Any, value: Any) -> Any:
+    """The value as one type; None where it is of another."""
+    if get_origin(kind) is Literal:
+        text = str(value)[:100]
+        return text if text in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        return _list(get_args(kind)[0], value)
+    if isinstance(value, list | tuple | Mapping):
+        items = list(value) if isinstance(value, list | tuple) else []
+        if kind is str and items and all(isinstance(one, str) for one in items):
+            return " ".join(items)[:2000]
+        return _one(kind, items[0]) if len(items) == 1 else None
+    text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
+    if kind is int:
+        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
+            return int(value)
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,13}", text) and abs(int(text)) < LARGEST else None
+    if kind is float:
+        if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", text):
+            return None
+        number = float(text)
+        return number if abs(number) < 1e300 else None
+    return text[:2000] or None if kind is str else None
+
+
+def _list(kind: Any, value: Any) -> Any:
+    """A list of values: a list, words, or one of Python's lists, such as `([0]*3+[1]*45)`."""
+    if isinstance(value, Mapping):
+        return None
+    if isinstance(value, str) and kind is int and "[" in value:
+        found = evaluated(value, {})
+        if isinstance(found, list):
+            return tuple(found)
+    words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if len(words) == 1 and isinstance(words[0], str):
+        words = (
+            words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
+        )
+    read = [_one(kind, word) for word in words]
+    return None if not read or any(one is None for one in read) or len(read) > 20_000 else tuple(read)
+
+
+def _expected(kinds: Sequence[Any]) -> str:
+    names = {int: "a whole number", float: "a number", str: "text"}
+    said_ = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            said_.append(f"one of {', '.join(map(str, get_args(kind)))}")
+        elif get_origin(kind) is tuple:
+            said_.append("a list")
+        else:
+            said_.append(names.get(kind, "a value"))
+    return " or ".join(said_)
+
+
+def _text(value: Any) -> str:
+    """The value of an environment variable."""
+    if isinstance(value, bool):
+        return str(value)
+    return "" if value is None else str(value)[:1000]
+
+
+# ---- what the arguments mean
+
+
+def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> Kind:
+    """Which pretraining script runs: its name says so, or the arguments that only one of them has."""
+    name = script.lower()
+    for part, kind in SCRIPTS.items():
+        if part in name:
+            return kind
+    if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
+        return "hybrid"
+    if name:
+        return "gpt"
+    if values.get("decoder_seq_length") is not None:
+        return "t5"
+    tokenizer = str(values.get("tokenizer_type", ""))
+    data = f"{named.get('data_path', '')} {named.get('vocab_file', '')}".lower()
+    if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data):
+        return "bert"
+    return "gpt"
+
+
+SCRIPTS: dict[str, Kind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
+"""What the name of a script says → the kind of model it trains."""
+
+NARROW = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
+"""Megatron-LM's name of a number format → the one of `llmcalc memory`."""
+
+
+def settings_of(s: MegatronSettings) -> dict[str, Any]:
+    """The arguments in the words of `llmcalc memory`. What has no such word is in the arguments alone."""
+    half = s.bf16 or s.fp16
+    words: dict[str, Any] = {
+        "phase": "training",
+        "batch": s.micro_batch_size,
+        "seq": s.decoder_seq_length if s.kind == "t5" else s.tokens,
+        "num_microbatches": s.microbatches,
+        "dtype": "bf16" if s.bf16 else "fp16" if s.fp16 else "fp32",
+        "master_weights": "fp32" if half else "none",
+        "grad_dtype": "fp32" if s.reduces_in_fp32 else "bf16" if s.bf16 else "fp16",
+        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(s.optimizer, s.optimizer),
+        "attn_implementation": "eager" if s.attention_backend in ("unfused", "local") else "flash",
+        "norm": "fused",
+        "cross_entropy": "fused" if s.cross_entropy_loss_fusion else "eager",
+        "allocator": allocator_of(s.env),
+    }
+    if s.kind == "t5":
+        words["source"] = s.tokens
+    if s.optimizer == "sgd":
+        words["momentum"] = s.sgd_momentum != 0
+    if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
+        words["optimizer_dtype"] = NARROW[s.exp_avg_dtype]
+    whole = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
+    if s.recomputes == "full" and whole:
+        words["recompute"] = "full"
+    elif s.recomputes == "selective" and s.recomputed_modules == ("core_attn",):
+        words["recompute"] = "attention"
+    if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
+        words["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
+    return words

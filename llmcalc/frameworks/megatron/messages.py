@@ -1,0 +1,29 @@
+"""Messages of Megatron-LM for gradients and weights of replicas.
+
+All gradients of a chunk of layers are summed as float32 once in a step, in one buffer; with the distributed optimizer
+(ZeRO stage 1) each rank gets its part, and the weights are gathered (Megatron-LM, core/distributed, without
+`--overlap-grad-reduce`, and without the padding of its buffers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.placements import FLOAT32
+
+
+def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+    """The messages for weights that the same ranks hold."""
+    ranks, gradients = group.ranks, group.elements * FLOAT32
+    if not group.layout.zero:
+        yield ranks.message("all_reduce", gradients, 1)
+        return
+    yield ranks.message("reduce_scatter", gradients, 1)
+    yield ranks.summed(gradients // ranks.shards, 1)
+    yield ranks.message("all_gather", group.elements * group.width, 1)
+
+
+GRADIENTS = GradientRules(
+    "megatron", (0, 1), gradient_messages, in_float32=True, one_buffer=True, own_checkpointing=True
+)

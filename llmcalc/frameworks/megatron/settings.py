@@ -1,0 +1,546 @@
+"""A run of Megatron-LM: its arguments, and what follows from them.
+
+What `validate_args` of megatron/training/arguments.py derives from other arguments (commit d98e8a64, 2026-08-22) is a
+property here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from ...errors import InputError, shown
+from ...parallel.layout import ContextExchange, Layout, Zero
+from .arguments import MegatronArguments, flag_of
+
+
+@dataclass(frozen=True)
+class MegatronSettings(MegatronArguments):
+    """A run by its arguments."""
+
+    @property
+    def tp(self) -> int:
+        """Ranks of a tensor-parallel group."""
+        return self.tensor_model_parallel_size
+
+    @property
+    def pp(self) -> int:
+        """Ranks of a pipeline."""
+        return self.pipeline_model_parallel_size
+
+    @property
+    def cp(self) -> int:
+        """Ranks that share a sequence."""
+        return self.context_parallel_size
+
+    @property
+    def dp(self) -> int:
+        """Ranks that read other sequences."""
+        return max(1, self.world_size // (self.tp * self.pp * self.cp))
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether sequence parallelism runs: alone it does nothing."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder, or of each half of an encoder-decoder; 0 where nothing says."""
+        if self.hybrid_layer_pattern is not None:
+            return sum(map(len, self.segments))
+        return self.num_layers or self.encoder_num_layers or 0
+
+    @property
+    def decoder_layers(self) -> int:
+        """Layers of the decoder of an encoder-decoder."""
+        return self.decoder_num_layers or self.layers
+
+    @property
+    def segments(self) -> list[str]:
+        """Parts of a hybrid pattern, divided where a stage ends, without what comes after them."""
+        return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
+
+    @property
+    def later_tokens(self) -> int:
+        """Layers of multi-token prediction. A hybrid pattern has them after slashes."""
+        if self.hybrid_layer_pattern is not None and "/" in self.hybrid_layer_pattern:
+            return self.hybrid_layer_pattern.count("/")
+        return self.mtp_num_layers or 0
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent. A hybrid pattern says so with a plus sign or a D."""
+        return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence; those of the encoder where there is one."""
+        return self.seq_length or self.encoder_seq_length or 0
+
+    @property
+    def ffn(self) -> int:
+        """Width of a dense network: Shazeer's two thirds (arXiv:2002.05202) in multiples of 64 with SwiGLU."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        h = self.hidden_size or 0
+        return int((4 * h * 2 / 3) / 64) * 64 if self.swiglu else 4 * h
+
+    @property
+    def expert_ffn(self) -> int:
+        """Width of an expert."""
+        return self.moe_ffn_hidden_size or self.ffn
+
+    @property
+    def gated(self) -> bool:
+        """Whether networks have a gate."""
+        return self.swiglu or self.quick_geglu
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.kv_channels or (self.hidden_size or 0) // (self.num_attention_heads or 1)
+
+    @property
+    def query_groups(self) -> int:
+        """Heads of keys and values."""
+        return self.num_query_groups if self.group_query_attention else self.num_attention_heads or 0
+
+    @property
+    def mamba_inner(self) -> int:
+        """Inner width of a Mamba layer."""
+        if self.mamba_num_heads is not None:
+            return self.mamba_num_heads * self.mamba_head_dim
+        return 2 * (self.hidden_size or 0)
+
+    @property
+    def positions(self) -> str:
+        """The kind of position embedding."""
+        if self.use_rotary_position_embeddings:
+            return "rope"
+        return "none" if self.no_position_embedding else self.position_embedding_type
+
+    @property
+    def expert_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has experts. An N as the frequency means the first of every N layers."""
+        if self.num_experts is None:
+            return (False,) * self.layers
+        freq = self.moe_layer_freq
+        if isinstance(freq, int):
+            return tuple(i % max(1, freq) == 0 for i in range(self.layers))
+        return tuple(map(bool, freq))
+
+    @property
+    def delta_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has gated DeltaNet for its attention. An N as the frequency means all but the last of
+        every N layers (experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`).
+        """
+        if self.experimental_attention_variant not in GATED_DELTA_NET:
+            return (False,) * self.layers
+        freq = self.linear_attention_freq
+        if freq is None:
+            raise InputError("--linear-attention-freq: missing; gated DeltaNet needs it")
+        if isinstance(freq, int):
+            return tuple((i + 1) % max(1, freq) != 0 for i in range(self.layers))
+        return tuple(map(bool, freq))
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches per step of each pipeline."""
+        micro = (self.micro_batch_size or 1) * self.dp
+        return max(1, (self.batch or micro) // micro)
+
+    @property
+    def batch(self) -> int | None:
+        """Sequences of the first steps. A schedule gives the batch from each number of tokens on; the first is from 0.
+
+        Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
+        """
+        if self.step_batch_size_schedule is None:
+            return self.global_batch_size
+        batches = dict(_scheduled(self.step_batch_size_schedule))
+        if 0 not in batches or self.global_batch_size is not None:
+            raise InputError(
+                f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such "
+                "as 0:384 200B:768, and no --global-batch-size"
+            )
+        return batches[0]
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether the logits are multiplied by a number: with μP, unless the widths are those of its base
+        (transformer_config.py, `__post_init__`).
+        """
+        base = self.mup_base_hidden_size or self.hidden_size
+        return self.use_mup and (self.mup_output_mult != 1.0 or base != self.hidden_size)
+
+    @property
+    def balances(self) -> bool:
+        """Whether the router has an auxiliary loss: of tokens, of sequences or of all ranks, with a factor
+        (transformer/moe/router.py, `is_aux_loss_enabled`).
+        """
+        kinds = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
+        return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in kinds)
+
+    @property
+    def tokenizer(self) -> str:
+        """The type of the tokenizer, by default that of the script (`args_defaults`)."""
+        words = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
+        return self.tokenizer_type or words
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens of the tokenizer before padding; None where only its files know.
+
+        A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
+        """
+        kind, given = self.tokenizer, self.vocab_size
+        if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
+            added = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
+            return None if given is None else given + (1 if added or kind != "NullTokenizer" else 0)
+        if kind == "TikTokenizer":
+            return given or TIKTOKEN
+        if kind in WORD_PIECES:
+            return WORD_PIECES[kind] + self.vocab_extra_ids
+        if kind == "GPT2BPETokenizer":
+            return GPT2
+        if kind == "Llama2Tokenizer" and given is None:
+            return LLAMA2
+        if kind in SENTENCE_PIECES and given is None:
+            return self._named_vocabulary()
+        return given
+
+    def _named_vocabulary(self) -> int | None:
+        """Tokens that the name of a SentencePiece model gives in thousands (`…_256k.model`)."""
+        found = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
+        return None if found is None else int(found[1]) * 1000
+
+    @property
+    def padded_vocabulary(self) -> int | None:
+        """Rows of the embedding: tokens up to a multiple of `--make-vocab-size-divisible-by` · tp."""
+        if self.padded_vocab_size is not None:
+            return self.padded_vocab_size
+        if self.vocabulary is None or self.no_pad_vocab_size:
+            return self.vocabulary
+        multiple = max(1, self.make_vocab_size_divisible_by * self.tp)
+        return -(-self.vocabulary // multiple) * multiple
+
+    @property
+    def reduces_in_fp32(self) -> bool:
+        """Whether gradients are accumulated in fp32: with bf16 they are, but where another format is asked for."""
+        if self.bf16:
+            return not self.grad_reduce_in_bf16 and self.main_grads_dtype == "fp32"
+        return self.accumulate_allreduce_grads_in_fp32 or not self.fp16
+
+    @property
+    def recomputes(self) -> Literal["none", "full", "selective"]:
+        """What runs again in the backward pass."""
+        if self.recompute_activations:
+            return "selective"
+        return self.recompute_granularity or "none"
+
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """With selective recomputation, which modules run again: by default the attention's core."""
+        if self.recomputes != "selective":
+            return ()
+        return self.recompute_modules or ("core_attn",)
+
+    # The layout
+
+    @cached_property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """Layers of each stage, in the order in which a micro-batch goes through them; None where all have as many.
+
+        Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
+        those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
+        """
+        count, layers = self.pp * self.chunks, self.layers
+        if self.pipeline_model_parallel_layout is not None:
+            return tuple(stage.count("t") for stage in unrolled(self.pipeline_model_parallel_layout).split("|"))
+        if self.hybrid_layer_pattern is not None and len(self.segments) > 1:
+            return tuple(map(len, self.segments))
+        first, last = self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers
+        if first is not None or last is not None:
+            ends = (first is not None) + (last is not None)
+            rest = layers - (first or 0) - (last or 0)
+            if self.pp < ends or (self.pp > ends and rest % (self.pp - ends)) or (self.pp == ends and rest):
+                raise InputError(
+                    f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {rest} layers are left "
+                    f"for {max(0, self.pp - ends)} stages; expected a multiple"
+                )
+            ranks = [rest // max(1, self.pp - ends)] * self.pp
+            ranks[0] = ranks[0] if first is None else first
+            ranks[-1] = ranks[-1] if last is None else last
+            if any(one % self.chunks for one in ranks):
+                raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {ranks}")
+            return tuple(one // self.chunks for one in ranks) * self.chunks
+        embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        if not embedding and not loss:
+            return None
+        if (layers + embedding + loss) % count:
+            raise InputError(
+                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
+                f"{layers + embedding + loss} parts; expected a multiple of {count} stages"
+            )
+        even = [(layers + embedding + loss) // count] * count
+        even[0] -= embedding
+        even[-1] -= loss
+        return tuple(even)
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks of layers that each rank of a pipeline has."""
+        if self.pipeline_model_parallel_layout is not None:
+            return self._shared(len(unrolled(self.pipeline_model_parallel_layout).split("|")))
+        if self.hybrid_layer_pattern is not None:
+            return 1 if len(self.segments) == 1 else self._shared(len(self.segments))
+        if self.pp == 1:
+            return 1
+        if self.num_virtual_stages_per_pipeline_rank is not None:
+            return max(1, self.num_virtual_stages_per_pipeline_rank)
+        size = self.num_layers_per_virtual_pipeline_stage
+        if size is None:
+            return 1
+        layers = self.layers
+        layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
+        if size < 1 or layers % (self.pp * size):
+            raise InputError(
+                f"--num-layers-per-virtual-pipeline-stage: {size} layers on each of {self.pp} ranks do not divide "
+                f"{layers} layers; expected a divisor"
+            )
+        return layers // (self.pp * size)
+
+    def _shared(self, stages: int) -> int:
+        if stages % self.pp:
+            raise InputError(
+                f"--pipeline-model-parallel-size: {self.pp} ranks cannot share {stages} stages; expected a divisor"
+            )
+        return stages // self.pp
+
+    def layout(self) -> Layout:
+        """The layout of the run. Raises `InputError` for one that cannot be."""
+        self._check_world()
+        exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
+        if exchange is None or len(set(self.cp_comm_type)) > 1:
+            raise InputError(
+                f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
+                f"{', '.join(EXCHANGES)} for all layers"
+            )
+        zero: Zero = 1 if self.use_distributed_optimizer else 0
+        if self.use_torch_fsdp2:
+            zero = 3
+        elif self.use_megatron_fsdp:
+            zero = SHARDING.get(self.data_parallel_sharding_strategy, 3)
+        return Layout(
+            tp=self.tp,
+            pp=self.pp,
+            cp=self.cp,
+            dp=self.dp,
+            ep=self.expert_model_parallel_size,
+            etp=self.expert_tensor_parallel_size,
+            vpp=self.chunks,
+            sequence_parallel=self.divides_tokens,
+            cp_comm=exchange,
+            zero=zero,
+            hsdp_replicas=self.num_distributed_optimizer_instances,
+            reshard=not self.torch_fsdp2_no_reshard_after_forward,
+            schedule="interleaved" if self.chunks > 1 else "1f1b",
+            pp_layout=self.stage_layers,
+        )
+
+    def _check_world(self) -> None:
+        sizes = (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "num_distributed_optimizer_instances",
+            "world_size",
+        )
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise InputError(f"{flag_of(name)}: {getattr(self, name)}; expected a positive whole number")
+        inside = self.tp * self.pp * self.cp
+        if self.world_size % inside:
+            raise InputError(
+                f"--world-size: {self.world_size} is not a multiple of tensor · pipeline · context parallel sizes, "
+                f"{self.tp} · {self.pp} · {self.cp} = {inside}; expected a multiple"
+            )
+
+    def check(self) -> None:
+        """Raises `InputError`, naming the argument, for values that Megatron-LM or its model refuses."""
+        for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
+            self._positive(name, getattr(self, name))
+        self._positive("num_layers", self.layers or None)
+        self._positive("seq_length", self.tokens or None)
+        for name in SIZES:
+            if getattr(self, name) is not None:
+                self._positive(name, getattr(self, name))
+        assert self.hidden_size is not None
+        assert self.num_attention_heads is not None
+        if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
+            self._refuse("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
+        if self.num_attention_heads % self.query_groups:
+            self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
+        self._check_world()
+        micro = (self.micro_batch_size or 1) * self.dp
+        if self.batch is not None and self.batch % micro:
+            name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
+            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
+        if self.num_experts is not None:
+            if self.num_experts % self.expert_model_parallel_size:
+                self._refuse(
+                    "num_experts", f"a multiple of {self.expert_model_parallel_size}, the expert-parallel size"
+                )
+            if self.moe_router_topk > self.num_experts:
+                self._refuse("moe_router_topk", f"at most --num-experts {self.num_experts}")
+            if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
+                raise InputError(
+                    f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
+                )
+        if len(self.delta_layers) != self.layers:
+            raise InputError(
+                f"--linear-attention-freq: a pattern of {len(self.delta_layers)} layers; expected one of {self.layers}"
+            )
+        longest = max(self.tokens, self.decoder_seq_length or 0)
+        if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
+            self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
+        for tokens in (self.tokens, self.decoder_seq_length or 0) if self.divides_tokens else ():
+            if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
+                raise InputError(
+                    f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
+                    "expected a multiple"
+                )
+        self._check_context()
+        if self.fp16 and self.bf16:
+            raise InputError("--fp16, --bf16: both are given; expected one")
+        if self.kind == "t5" and self.decoder_seq_length is None:
+            raise InputError("--decoder-seq-length: missing; T5 needs it")
+        self.layout()
+
+    def _check_context(self) -> None:
+        """Raises `InputError` for what ranks of one sequence do not divide."""
+        parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
+        for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
+            if self.cp > 1 and tokens % parts:
+                self._refuse(name, f"a multiple of 2 · context-parallel size = {parts}")
+        heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
+        if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
+            own = [max(1, (of or 1) // self.tp) for of in heads]
+            if any(each % self.cp for each in own):
+                raise InputError(
+                    f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {own[0]} heads and "
+                    f"{own[1]} key heads of a rank; expected a divisor of both, or p2p"
+                )
+
+    def _positive(self, name: str, value: Any) -> None:
+        if value is None:
+            raise InputError(f"{flag_of(name)}: missing; Megatron-LM needs it")
+        if value < 1:
+            raise InputError(f"{flag_of(name)}: {shown(value)}; expected a positive whole number")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
+
+
+def _scheduled(text: str) -> Iterator[tuple[int, int]]:
+    """The batches of a schedule, `0:384 200B:768`, after the tokens from which they hold. Raises `InputError`."""
+    for part in text.split():
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", part, re.IGNORECASE)
+        if found is None or not int(found[3]):
+            raise InputError(f"--step-batch-size-schedule {shown(text)}: not understood; expected 0:384 200B:768")
+        yield int(float(found[1]) * THOUSANDS[found[2].upper()]), int(found[3])
+
+
+THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Suffix of a number of tokens → its factor."""
+
+LONGEST_LAYOUT = 100_000
+"""The most letters of a pipeline's layout, repeats written out."""
+
+
+def unrolled(text: str) -> str:
+    """A layout of a pipeline with its repeats written out: `Et|(tt|)*2,L` is `Et|tt|tt|L`. Raises `InputError`.
+
+    E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
+    """
+    what = f"--pipeline-model-parallel-layout {shown(text)}"
+    out = text.replace(",", "").replace(" ", "")
+    for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
+        if sum(len(one[1]) * int(one[2]) for one in re.finditer(pattern, out)) > LONGEST_LAYOUT:
+            raise InputError(f"{what}: too long; expected at most {LONGEST_LAYOUT:,} layers")
+        out = re.sub(pattern, lambda one: one[1] * int(one[2]), out)
+    if len(out) > LONGEST_LAYOUT or set(out) - set("EtmL|"):
+        raise InputError(f"{what}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L")
+    return out
+
+
+SIZES = (
+    "ffn_hidden_size",
+    "kv_channels",
+    "num_query_groups",
+    "global_batch_size",
+    "num_experts",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "mamba_state_dim",
+    "mamba_head_dim",
+    "mamba_num_groups",
+    "mamba_num_heads",
+    "max_position_embeddings",
+    "decoder_seq_length",
+    "encoder_num_layers",
+    "decoder_num_layers",
+    "make_vocab_size_divisible_by",
+    "moe_router_topk",
+    "dsa_indexer_n_heads",
+    "dsa_indexer_head_dim",
+    "dsa_indexer_topk",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+"""Fields that are sizes, where they are given."""
+
+GPT2 = 50257
+"""Tokens of GPT-2's vocabulary."""
+
+LLAMA2 = 32000
+"""Tokens of Llama 2's vocabulary."""
+
+TIKTOKEN = 2**17
+"""Tokens of a tiktoken vocabulary (tiktoken_tokenizer.py, `DEFAULT_TIKTOKEN_MAX_VOCAB`)."""
+
+WORD_PIECES = {"BertWordPieceLowerCase": 30522 + 2, "BertWordPieceCase": 28996 + 2}
+"""Tokenizer → tokens of BERT's vocabulary, and two that begin and end a text."""
+
+SENTENCE_PIECES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+
+NULL_TOKENIZER_COUNTS_ITS_LAST = datetime.date(2026, 4, 22)
+"""From when the vocabulary of a null tokenizer includes the token that ends a document."""
+
+EXCHANGES: dict[str, ContextExchange] = {
+    "a2a+p2p": "p2p",
+    "p2p": "p2p",
+    "a2a": "a2a",
+    "all_gather": "allgather",
+    "allgather": "allgather",
+}
+"""Megatron's word for the exchange of keys and values → the layout's. By heads inside of a ring counts as a ring."""
+
+SHARDING: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""What Megatron-FSDP divides → the stage of ZeRO."""
+
+GATED_DELTA_NET = ("gdn", "gated_delta_net")
+"""Names of attention by gated DeltaNet, the second of older versions."""

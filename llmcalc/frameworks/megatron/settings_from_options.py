@@ -1,0 +1,285 @@
+"""A run of Megatron-LM from a model and the options of a command, with the defaults of Megatron's own training scripts.
+
+bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, cross-entropy and
+attention of Transformer Engine, no dropout, experts as grouped products, a vocabulary in multiples of 128 · tp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from ...components.mixers.gated_delta_net import GatedDeltaNet
+from ...components.mixers.mla import MLA
+from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.estimate import Memory
+from ...device_memory.settings import Settings
+from ...errors import InputError
+from ...flow.axis import extent
+from ...model import ModelSpec
+from ...optional import MTP
+from ...parallel.layout import ImpossibleLayout, Layout
+from ...parallel.layout_request import dated
+from ...parallel.search import routed_experts
+from ...units import dtype, short_dtype
+from ...workload.setting import option
+from ..framework import RunOnRanks
+from .schedule import STATES
+from .settings import EXCHANGES, MegatronSettings
+
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "attention": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
+}
+"""`--recompute` → Megatron's arguments."""
+
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "precision": ("bf16-master",),
+    "master_weights": ("fp32",),
+    "optimizer": ("adamw",),
+    "optimizer_impl": ("fused",),
+    "norm": ("fused",),
+}
+"""Settings of which Megatron has some values alone, and those."""
+
+TAKEN = (
+    "phase",
+    "batch",
+    "seq",
+    "dtype",
+    "grad_dtype",
+    "optimizer_dtype",
+    "precision_aware_optimizer",
+    "attn_implementation",
+    "cross_entropy",
+    "recompute",
+    "num_microbatches",
+    "moe",
+    "allocator",
+)
+"""Settings that are arguments of Megatron."""
+
+
+def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
+    """The arguments of a run of a model on a layout. gpu: the name of one device.
+
+    Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
+    """
+    spec, use, chosen = one.spec, one.states, one.settings
+    _check(one, layout)
+    recompute = chosen.recompute or "none"
+    if recompute not in RECOMPUTED:
+        raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
+    batch = int(use.workload.batch)
+    given: dict[str, Any] = {
+        "kind": "gpt",
+        "world_size": layout.world,
+        "gpu": gpu,
+        "date": dated(version),
+        "micro_batch_size": batch,
+        "global_batch_size": batch * layout.dp * (chosen.num_microbatches or 1),
+        "seq_length": int(use.workload.seq),
+        **_formats(chosen),
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "attention_backend": "auto" if chosen.attn_implementation in (None, "flash") else "unfused",
+        "no_create_attention_mask_in_dataloader": True,
+        "tokenizer_type": "NullTokenizer",
+        "vocab_size": spec.vocab_size,
+        **_loss(chosen.cross_entropy),
+        **RECOMPUTED[recompute],
+        **_shape(spec),
+        **_layout(layout),
+    }
+    if chosen.moe is not None and chosen.moe != "dropless":
+        given["moe_expert_capacity_factor"] = float(chosen.moe.partition(":")[2])
+        given["moe_pad_expert_input_to_capacity"] = True
+    if one.runtime.expandable:
+        given["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    found = MegatronSettings(**given)
+    found.check()
+    return found
+
+
+def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
+    """The arguments of a run on an accelerator with that runtime: those of a launch file, or made of its options."""
+
+    def make() -> MegatronSettings:
+        own = run.own_settings
+        settings: MegatronSettings = (
+            settings_of(run.memory, run.layout, run.version, runtime.gpu) if own is None else own
+        )
+        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
+        return replace(settings, gpu=runtime.gpu, env={**settings.env, **expandable})
+
+    settings: MegatronSettings = run.settings_on(runtime, make)
+    return settings
+
+
+def _check(one: Memory, layout: Layout) -> None:
+    """Raises `InputError` for a run that is not Megatron's."""
+    chosen = one.settings
+    if chosen.phase != "training":
+        raise InputError(f"--phase {chosen.phase}: Megatron's runs are of training; expected training")
+    if one.spec.kind != "decoder":
+        raise InputError(f"--framework megatron: {one.spec.kind} models are read from launch files; expected --launch")
+    if MTP.name in one.states.count.include:
+        raise InputError(
+            "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
+        )
+    experts = routed_experts(one.spec)
+    if experts and experts % layout.ep:
+        fit = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {fit}")
+    parts = 2 * layout.cp
+    if layout.cp > 1 and one.states.workload.seq % parts:
+        raise InputError(
+            f"--seq {one.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple of "
+            f"{parts}"
+        )
+    if layout.zero > 1:
+        raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
+    if layout.schedule not in ("1f1b", "interleaved"):
+        raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
+    for name, known in KNOWN.items():
+        if (value := getattr(chosen, name)) not in (None, *known):
+            raise InputError(
+                f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(known)}"
+            )
+    for field in fields(chosen):
+        if field.name not in (*KNOWN, *TAKEN) and getattr(chosen, field.name) not in (None, False):
+            raise InputError(
+                f"{option(field.name)}: not modelled with --framework megatron; expected no {option(field.name)}"
+            )
+
+
+def _formats(chosen: Settings) -> dict[str, Any]:
+    """Number formats of weights, main gradients and optimizer states."""
+    weights = "float16" if chosen.dtype is not None and dtype(chosen.dtype) == "float16" else "bfloat16"
+    if chosen.dtype is not None and dtype(chosen.dtype) != weights:
+        raise InputError(
+            f"--dtype {short_dtype(dtype(chosen.dtype))}: not modelled with --framework megatron; expected bf16 or fp16"
+        )
+    given: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
+    gradients = None if chosen.grad_dtype is None else dtype(chosen.grad_dtype)
+    if gradients not in (None, "float32", weights):
+        raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
+    states = None if chosen.optimizer_dtype is None else short_dtype(dtype(chosen.optimizer_dtype))
+    if chosen.precision_aware_optimizer:
+        if states not in (None, *STATES):
+            known = ", ".join(STATES)
+            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {known}")
+        states = states or "fp32"
+        given |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
+        if gradients == "bfloat16":
+            given["main_grads_dtype"] = "bf16"
+    elif states not in (None, "fp32"):
+        raise InputError(
+            f"--optimizer-dtype {states}: Megatron's Adam keeps fp32 states; expected --precision-aware-optimizer too"
+        )
+    elif gradients == "bfloat16":
+        given["grad_reduce_in_bf16"] = True
+    if weights == "float16":
+        given["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
+    return given
+
+
+def bytes_of_each(chosen: Settings) -> tuple[int, int]:
+    """Bytes per parameter of the main gradients, and of the main weights with Adam's states."""
+    given = MegatronSettings(**_formats(chosen))
+    if given.use_precision_aware_optimizer:
+        return 4 if given.reduces_in_fp32 else 2, 2 + STATES[given.exp_avg_dtype] + STATES[given.exp_avg_sq_dtype]
+    return (4, 12) if given.reduces_in_fp32 else (2, 12 + 4)
+
+
+def _loss(chosen: str | None) -> dict[str, Any]:
+    if chosen in (None, "fused"):
+        return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+    if chosen == "eager":
+        return {}
+    raise InputError(f"--cross-entropy {chosen}: not Megatron's; expected eager or fused")
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    exchanges = {exchange: name for name, exchange in EXCHANGES.items()}
+    given: dict[str, Any] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "cp_comm_type": (exchanges[layout.cp_comm],),
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.expert_tp,
+        "sequence_parallel": layout.sequence_parallel,
+        "use_distributed_optimizer": layout.zero == 1,
+        "num_distributed_optimizer_instances": layout.hsdp_replicas,
+    }
+    if layout.vpp > 1:
+        given["num_virtual_stages_per_pipeline_rank"] = layout.vpp
+    if layout.pp_layout is not None:
+        stages = ["t" * size for size in layout.pp_layout]
+        stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
+        given["pipeline_model_parallel_layout"] = "|".join(stages)
+    return given
+
+
+def _shape(spec: ModelSpec) -> dict[str, Any]:
+    """What Megatron's arguments say of the model, where kernels depend on it."""
+    stack = spec.main
+    steps = list(spec.program().root.steps(idle=False))
+    ropes = [step for step in steps if step.verb == "rope"]
+    linear = [step for step in steps if step.verb == "linear"]
+    mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
+    mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
+    given: dict[str, Any] = {
+        "num_layers": stack.num_hidden_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": 1,
+        "position_embedding_type": "rope" if ropes else "none",
+        "disable_bias_linear": not any(step.how["bias"] for step in linear),
+        "swiglu": any(step.verb == "mul" for step in steps),
+        "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
+    }
+    given |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
+    if ropes and "kv_channels" in given:
+        given["rotary_percent"] = min(1.0, _turned(ropes[0]) / given["kv_channels"])
+    experts = [step for step in steps if step.verb == "experts"]
+    if experts:
+        given |= {
+            "num_experts": experts[0].how["experts"].size,
+            "moe_router_topk": experts[0].how["top_k"],
+            "moe_ffn_hidden_size": extent(experts[0].outs[0].axes),
+            "moe_grouped_gemm": True,
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_permute_fusion": True,
+            "moe_aux_loss_coeff": (0.01,),
+        }
+    return given
+
+
+def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
+    if isinstance(mixer, MLA):
+        return {
+            "num_attention_heads": mixer.num_attention_heads,
+            "multi_latent_attention": True,
+            "q_lora_rank": mixer.q_lora_rank,
+            "kv_lora_rank": mixer.kv_lora_rank,
+            "qk_head_dim": mixer.qk_nope_head_dim,
+            "qk_pos_emb_head_dim": mixer.qk_rope_head_dim,
+            "v_head_dim": mixer.v_head_dim,
+        }
+    sizes = mixer.heads(spec.hidden_size)
+    if sizes is None:
+        return {}
+    return {
+        "num_attention_heads": sizes.heads,
+        "group_query_attention": sizes.kv_heads != sizes.heads,
+        "num_query_groups": sizes.kv_heads,
+        "kv_channels": sizes.head_dim,
+    }
+
+
+def _turned(step: Any) -> int:
+    """The dimensions of a head that RoPE turns."""
+    return int(step.how["spec"].rotary_size(step.ins[0].axes[-1].size))

@@ -1,0 +1,161 @@
+"""What a run of Megatron-LM may ask for and no kernel here follows: who asks is told so, argument by argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arguments import flag_of
+from .settings import GATED_DELTA_NET, MegatronSettings
+
+
+def not_modelled(run: MegatronSettings) -> dict[str, str]:
+    """Arguments of a run that change memory in ways that no kernel here follows → what they ask for."""
+    found = {}
+    for name in run.given():
+        for reason, names in NOT_MODELLED.items():
+            if name in names and getattr(run, name) not in WITHOUT_EFFECT.get(name, ()):
+                found[flag_of(name)] = reason
+    if run.overlap_moe_expert_parallel_comm and run.pp > 1:
+        found["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+    if run.moe_token_dispatcher_type == "flex" and run.moe_flex_dispatcher_backend != "hybridep":
+        found["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+    if run.tp_comm_overlap and (run.num_experts is not None or run.latent or run.kind == "hybrid"):
+        found["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+    found |= _narrow(run)
+    if run.experimental_attention_variant == "dsa":
+        if not run.latent:
+            found["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+        found |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.given()}
+        if run.recomputes == "selective":
+            found["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+        if run.fp8_format is not None:
+            found["--fp8-format"] = "8-bit products with an indexer"
+    if run.attention_output_gate and (run.latent or run.kind in ("bert", "t5")):
+        found["--attention-output-gate"] = "another kind of attention"
+    return found
+
+
+def _narrow(run: MegatronSettings) -> dict[str, str]:
+    """What is not followed of a run with 8-bit products."""
+    if run.fp8_format is None:
+        return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if run.fp8_param_gather else {}
+    others = {
+        "experts without --moe-grouped-gemm": run.num_experts is not None and not run.moe_grouped_gemm,
+        "BERT or T5": run.kind in ("bert", "t5"),
+        "--transformer-impl local": run.transformer_impl == "local",
+        f"--tp-comm-overlap and the recipe {run.fp8_recipe}": run.tp_comm_overlap and run.fp8_recipe != "tensorwise",
+        "recomputation of other modules than core_attn, mlp and moe": bool(
+            set(run.recomputed_modules) - {"core_attn", "mlp", "moe"}
+        ),
+        "an output layer in 8 bits": run.fp8_output_proj,
+        "--no-fp8-wgrad": run.no_fp8_wgrad,
+        f"the recipe {run.fp8_recipe} on {run.gpu}": not _narrow_runs(run),
+        "weights in mxfp8": run.fp8_recipe == "mxfp8" and run.fp8_param_gather,
+        "delayed scaling and layers in bf16": run.fp8_recipe == "delayed" and run.first_last_layers_bf16,
+        f"--optimizer {run.optimizer}": run.optimizer != "adam",
+    }
+    here = [name for name, there in others.items() if there]
+    return {"--fp8-format": f"8-bit products with {', '.join(here)}"} if here else {}
+
+
+def _narrow_runs(run: MegatronSettings) -> bool:
+    """Whether the GPU multiplies by the recipe: blocks of 128 before Blackwell, blocks of 32 from it on."""
+    gpu = run.gpu.upper()
+    blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
+    known = {"tensorwise": True, "delayed": True, "blockwise": not blackwell, "mxfp8": blackwell}
+    return known.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+
+
+NOT_MODELLED: dict[str, tuple[str, ...]] = {
+    "sharded weights": ("use_megatron_fsdp", "use_torch_fsdp2", "init_model_with_meta_device"),
+    "weights divided again": ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
+    "8-bit or 4-bit products": (
+        "fp4_format",
+        "fp4_param_gather",
+        "te_precision_config_file",
+        "moe_dispatch_fwd_dtype",
+        "moe_combine_bwd_dtype",
+        "moe_router_padding_for_fp8",
+        "moe_router_padding_for_quantization",
+    ),
+    "offloading to the host": (
+        "optimizer_cpu_offload",
+        "cpu_offloading_num_layers",
+        "fine_grained_activation_offloading",
+        "moe_paged_stash",
+    ),
+    "CUDA graphs": ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "optimizer_cuda_graph"),
+    "communication buffers of the user": ("use_nccl_ub",),
+    "another kind of attention": (
+        "experimental_attention_variant",
+        "window_size",
+        "window_attn_skip_freq",
+        "softmax_type",
+        "use_kitchen_attention",
+        "qk_clip",
+        "log_max_attention_logit",
+    ),
+    "several residual streams": ("enable_mhc_connections",),
+    "a batch of sequences of other lengths": ("sft", "hybrid_context_parallel", "dataloader_inter_document_masking"),
+    "work that overlaps": (
+        "delay_wgrad_compute",
+        "overlap_dispatch_backward_with_experts_wgrad",
+    ),
+    "other kernels than those that run by default": (
+        "batch_invariant_mode",
+        "disable_jit_fuser",
+        "no_bias_dropout_fusion",
+        "output_logit_dtype",
+        "use_te_activation_func",
+        "use_grouped_gemm_for_dense_mlp",
+        "use_grouped_gemm_for_shared_expert",
+        "moe_apply_probs_on_input",
+        "moe_input_jitter_eps",
+        "moe_shared_expert_overlap",
+        "mamba_training_ssm_states_dtype",
+        "disable_mamba_mem_eff_path",
+        "mtp_detach_heads",
+    ),
+    "recomputation that divides what it keeps": ("distribute_saved_activations",),
+    "gradients of other formats": (
+        "ddp_reduce_scatter_with_fp32_accumulation",
+        "ddp_param_name_patterns_for_fp32_local_accumulation",
+    ),
+    "fused operations": ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "mla_down_proj_fusion"),
+    "experts on narrower vectors": ("moe_latent_size",),
+    "experts with a capacity of each rank": ("moe_expert_rank_capacity_factor",),
+    "experts made of a dense network": ("moe_use_upcycling",),
+    "tensors of several experts": ("moe_use_grouped_tensor", "moe_single_grouped_weight", "moe_single_grouped_bias"),
+    "layers that differ": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
+    "a stage of its own for later tokens": ("mtp_standalone", "mtp_hsm"),
+    "another way to send tokens to experts": ("moe_enable_deepep",),
+    "another optimizer": ("optimizer",),
+    "layers for inference": ("transformer_impl",),
+    "another optimizer's shards": ("muon_use_syrk",),
+    "distillation or reinforcement learning": ("perform_rl_step", "logits_load_dir", "logits_save_dir"),
+    "gradients written to files": ("save_wgrads_interval", "save_dgrads_interval", "save_activations_interval"),
+    "batches that grow": ("rampup_batch_size", "decrease_batch_size_if_needed"),
+    "a scaled embedding": ("mup_embedding_mult",),
+    "weights without gradients": ("freeze_all_layers", "skip_train"),
+    "networks in chunks of tokens": ("mlp_chunks_for_training",),
+    "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
+}
+"""What changes memory in ways that nothing here follows → the fields that ask for it."""
+
+OTHER_INDEXERS = (
+    "dsa_indexer_topk_freq",
+    "dsa_indexer_use_sparse_loss",
+    "dsa_indexer_k_norm_fp32",
+    "dsa_kernel_backend",
+    "no_dsa_indexer_scoring_relu",
+    "no_dsa_indexer_rotate_activation",
+)
+"""Fields that change what an indexer holds, in ways that nothing here follows."""
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "experimental_attention_variant": (*GATED_DELTA_NET, "dsa"),
+    "mlp_chunks_for_training": (0, 1),
+    "optimizer": ("adam", "sgd", "muon", "dist_muon"),
+    "transformer_impl": ("transformer_engine", "local"),
+}
+"""Field → values that change nothing."""

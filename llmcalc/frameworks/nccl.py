@@ -1,0 +1,82 @@
+"""What NCCL takes on a GPU outside torch's allocator: the buffers of the connections between ranks.
+
+Every communicator has its own. Only A100s of one machine with NVSwitch are counted. From the H100 on, NCCL may sum in
+the switch, with buffers whose number follows from the operations that it sends there; between machines, the channels
+follow from the network cards.
+
+Source: NCCL 2.14.3 and 2.28.9: init.cc (sizes), graph/search.cc and graph/connect.cc (channels), transport/p2p.cc
+(what a connection allocates).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import DeviceMemory, Term
+from ..device_memory.optimizer_steps import before
+from ..parallel.layout import Layout
+from .framework import Framework
+
+STEPS = 8
+"""`NCCL_STEPS`: slots of every buffer."""
+
+CONNECTION = 8 * 512 * STEPS * 16 + 120 * 640 * STEPS * 8 + (4 << 20)
+"""Bytes of the buffers of one connection: protocols LL and LL128, per thread, and Simple (NCCL_BUFFSIZE, 4 MiB).
+
+Some are on the side that receives, some on that which sends. A rank has as many of one as of the other.
+"""
+
+CHANNELS = 24
+"""Channels of an A100 behind NVSwitch.
+
+Its 12 links carry 264 GB/s (240 from NCCL 2.18 on), which is 6 channels of 44 (40); `ncclTopoCompute` doubles them, as
+they have more than 25 GB/s, and so does `ncclTopoPostset`.
+"""
+
+MACHINE = 8
+"""Most GPUs of one machine."""
+
+LAZY = (2, 7)
+"""The version of torch from which on its NCCL (2.22) connects what is used alone: rings. Before, trees too."""
+
+NAME = "NCCL buffers"
+
+
+def communicator_bytes(ranks: int, torch: str = "") -> int:
+    """Bytes of one communicator on a rank, on the average of its ranks.
+
+    In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
+    torch: its version, by default the newest.
+    """
+    if ranks == 1:
+        return 0
+    edges = 2 * (ranks - 1) if before(torch, LAZY) else 0
+    return CHANNELS * CONNECTION * (ranks + edges) // ranks
+
+
+def communicators(layout: Layout, framework: Framework) -> list[int]:
+    """The sizes of the communicators that a rank is in, other than those of a pipeline.
+
+    They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
+    """
+    if framework.world_communicators:
+        return [layout.world] * 2
+    return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
+
+
+def with_nccl(
+    found: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
+) -> DeviceMemory:
+    """The memory of a rank with NCCL's buffers, where their size is known."""
+    if not framework.nccl_is_known or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
+        return found
+    size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))
+    if not size:
+        return found
+    source = "NCCL's source: 24 channels of an A100 behind NVSwitch"
+    return replace(
+        found,
+        device_bytes=found.device_bytes + size,
+        terms=(*found.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28", True)),
+    )

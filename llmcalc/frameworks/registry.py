@@ -1,0 +1,53 @@
+"""The frameworks, by name. One line a framework: its folder has a `record.py` with `FRAMEWORK`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from ..parallel.layout import Layout
+    from ..parallel.layout_request import Asked
+    from .framework import Framework
+
+NAMES = ("torch", "fsdp2", "megatron", "deepspeed")
+"""The words of `--framework`, each the name of a folder beside this file."""
+
+WITHOUT_A_NAME = "torch"
+"""The framework of a layout that names none and whose options ask for none."""
+
+FOR_PLANS = "megatron"
+"""The framework of a plan that names none."""
+
+
+@cache
+def framework(name: str) -> Framework:
+    """The record of a framework. Raises `InputError` for a name that is none."""
+    if name not in NAMES:
+        raise InputError(
+            f"--framework: '{name}' is not known; expected one of {', '.join(NAMES)}.{suggest(name, list(NAMES))}"
+        )
+    found: Framework = import_module(f".{name}.record", __package__).FRAMEWORK
+    return found
+
+
+def framework_of(request: Asked) -> Framework:
+    """The framework of a layout: as it names one, else the one that its options ask for."""
+    if request.framework is not None:
+        return framework(request.framework)
+    implied = (record for name in NAMES if (record := framework(name)).implied_by is not None)
+    return next((record for record in implied if record.is_implied(request)), framework(WITHOUT_A_NAME))
+
+
+def layout_of(request: Asked) -> Layout:
+    """The layout that options ask for, with its framework's defaults. Raises `InputError` for options that contradict."""
+    return request.layout(framework_of(request).layouts.keeps_gathered)
+
+
+def launch_files() -> str:
+    """The launch files that are read, in words."""
+    named = filter(None, (framework(name).launch_files for name in NAMES))
+    return ", ".join((*named, "a config of accelerate or the Trainer"))

@@ -1,0 +1,49 @@
+"""How runs on several devices with torch alone are known: pipelines, DDP and divided products, trained or served."""
+
+from __future__ import annotations
+
+from ...evidence import FrameworkEvidence, Witness, by_source
+from ...parallel.layout import Layout
+
+DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving.py")
+"""The witness of passes without gradients on ranks of tensor parallelism and of a pipeline."""
+
+SERVING = FrameworkEvidence(
+    name="torch",
+    witness=DTENSOR,
+    parts=dict.fromkeys(
+        (
+            ("part", "stack"),
+            ("layer", "block"),
+            ("mixer", "attention"),
+            ("network", "mlp"),
+            ("norm", "layernorm"),
+            ("norm", "rmsnorm"),
+            ("position", "learned"),
+            ("position", "rope"),
+            ("head", "lm"),
+        ),
+        DTENSOR,
+    ),
+    rest=by_source("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving.py"),
+)
+"""Passes without gradients."""
+
+REPLAYED = by_source(
+    "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed",
+    "tests/frameworks/torch/test_pipeline.py",
+)
+
+TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, rest=REPLAYED)
+"""Training: no part is known better than by the source."""
+
+
+def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+    """How a run in a layout is known. trains: whether it is training; else a model on one device runs as it is."""
+    if trains:
+        return TRAINING
+    return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE
+
+
+ALONE = FrameworkEvidence(name="torch", witness=DTENSOR, rest=DTENSOR)
+"""Replicas, each of which runs the whole model as one device does."""

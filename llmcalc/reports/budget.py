@@ -1,0 +1,132 @@
+"""`llmcalc budget`: every bounded value beside its bound, as a table, as data and as JUnit XML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from .. import units
+from ..sources.budgets import KINDS, Limit
+from ..studies.budget import Check, broken
+from .document import Column, Report, Row, Shown, Table, noted, said, text_of
+from .junit import xml_text
+from .notes import plural
+
+COLUMNS = (
+    Column("key", "bound on", justify="left", wrap=True),
+    Column("measured", "value", text_of),
+    Column("limit", "bound", text_of),
+    Column("share", "of it", units.percent),
+    Column("verdict", "verdict", justify="left", verdict=True),
+)
+
+WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
+
+
+def report(file: str, checks: list[Check]) -> Report:
+    """The answer as data and as a table for each model. file: the budget's name."""
+    missed = broken(checks)
+    kept = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
+    answer = f"{plural(missed, 'bound')} of {len(checks)} broken" if missed else kept
+    warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
+    has_memory = any(check.key in ("memory", "fits") for check in checks)
+    of_memory = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
+    notes = [*warnings, of_memory if has_memory else ""]
+    targets = dict.fromkeys(check.target for check in checks)
+    tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
+    whole = Table(file, COLUMNS, [], answer=answer, name="bounds")
+    return Report(_data(file, checks), noted([whole, *tables], notes), warnings=warnings)
+
+
+def _rows(target: str, checks: list[Check]) -> list[Row]:
+    """A row for each bound on a model."""
+    return [
+        Row(
+            [
+                _key(check),
+                Shown(_number(check.measured), _written(check, check.measured)),
+                Shown(_limits(check, lambda limit: str(_number(limit.value))), _limits(check, partial(_bound, check))),
+                _share(check),
+                "fits" if check.ok and check.on else "ok" if check.ok else "no",
+            ]
+        )
+        for check in checks
+        if check.target == target
+    ]
+
+
+def _key(check: Check) -> str:
+    """`fits on h100-sxm (seq 8192)`."""
+    settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
+    name = f"fits on {check.on}" if check.on else check.key
+    return f"{name} ({settings})" if settings else name
+
+
+def _written(check: Check, value: Fraction) -> str:
+    """A value as text: with all digits where a bound that is not the value would be the same text."""
+    write = WRITE[KINDS.get(check.key, "bytes")]
+    others = [limit.value for limit in check.limits if limit.value != check.measured]
+    near = any(write(_number(other)) == write(_number(check.measured)) for other in others)
+    return f"{_number(value):,}" if near else write(_number(value))
+
+
+def _limits(check: Check, text: Callable[[Limit], str]) -> str:
+    """`>= 8.00 B, <= 8.10 B`."""
+    return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
+
+
+def _bound(check: Check, limit: Limit) -> str:
+    """A limit as text: with all digits where a value has to be equal to it."""
+    return f"{_number(limit.value):,}" if limit.operator == "==" else _written(check, limit.value)
+
+
+def _share(check: Check) -> float | None:
+    limit = check.broken or check.limits[0]
+    return float(check.measured / limit.value) if limit.value else None
+
+
+def _number(value: Fraction) -> int | float:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _data(file: str, checks: list[Check]) -> dict[str, Any]:
+    return {
+        "budget": file,
+        "ok": not broken(checks),
+        "checks": [
+            {
+                "target": check.target,
+                "key": check.key,
+                "on": check.on or None,
+                "settings": check.settings,
+                "measured": _number(check.measured),
+                "bounds": [{"operator": limit.operator, "value": _number(limit.value)} for limit in check.limits],
+                "ok": check.ok,
+            }
+            for check in checks
+        ],
+    }
+
+
+def junit(file: str, checks: list[Check]) -> str:
+    """JUnit XML: a suite for each model, a test case for each bound."""
+    root = ET.Element("testsuites", name="llmcalc budget")
+    for target in dict.fromkeys(check.target for check in checks):
+        of = [check for check in checks if check.target == target]
+        suite = ET.SubElement(root, "testsuite", name=target, tests=str(len(of)), failures=str(broken(of)))
+        for check in of:
+            case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
+            if (limit := check.broken) is not None:
+                ET.SubElement(case, "failure", message=failure(check, limit))
+    return xml_text(root)
+
+
+def failure(check: Check, limit: Limit) -> str:
+    """`params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
+    kind = KINDS.get(check.key, "bytes")
+    unit = "parameters" if kind == "count" else kind
+    measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
+    return f"{_key(check)}: {measured} {unit}; expected {limit.operator} {bound}"

@@ -1,0 +1,126 @@
+"""What a checkpoint's header says, and whether it is what a spec says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import units
+from ..sources.checkpoints.header import Checkpoint
+from ..sources.preset import Preset
+from ..witnesses.checkpoint import Match
+from .document import Column, Report, Row, Table
+from .summary import model_data
+
+MOST_SHOWN = 20
+
+
+def report(name: str, checkpoint: Checkpoint) -> Report:
+    """`llmcalc params` of a checkpoint: its elements, by format and by the first parts of their names."""
+    by_part: dict[str, int] = {}
+    for t in checkpoint.tensors:
+        part = ".".join("*" if p.isdigit() else p for p in t.name.split("."))
+        part = part.partition(".*")[0] if ".*" in part else part.removesuffix(".weight")
+        by_part[part] = by_part.get(part, 0) + t.elements
+    data: dict[str, Any] = {
+        "model": {"name": name, "kind": "checkpoint"},
+        "params": {"total": checkpoint.elements, "by_component": by_part},
+        "checkpoint": {
+            "format": checkpoint.format,
+            "bytes": checkpoint.nbytes,
+            "tensors": len(checkpoint.tensors),
+            "by_dtype": {
+                d: {"tensors": n, "elements": e, "bytes": b} for d, (n, e, b) in checkpoint.by_dtype().items()
+            },
+        },
+        "tree": {
+            "name": name,
+            "params": checkpoint.elements,
+            "children": [{"name": p, "params": n} for p, n in by_part.items()],
+        },
+    }
+    columns = (
+        Column("component", "component", justify="left"),
+        Column("elements", "elements", units.exact),
+        Column("share", "share", units.percent),
+    )
+    total = checkpoint.elements or 1
+    parts = [Row([part, n, n / total]) for part, n in by_part.items()]
+    parts.append(Row(["total", checkpoint.elements, 1.0], strong=True))
+    stored = units.memory_scale(checkpoint.nbytes)
+    format_columns = (
+        Column("format", "format", justify="left"),
+        Column("tensors", "tensors", units.exact),
+        Column("elements", "elements", units.exact),
+        Column("bytes", stored.name, stored.write),
+        Column("bits", "bits each", "{:.2f}".format),
+    )
+    formats = [Row([d, n, e, b, 8 * b / e if e else 0]) for d, (n, e, b) in checkpoint.by_dtype().items()]
+    notes = [
+        f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: "
+        "buffers and packed formats count as stored",
+        "a header does not describe an architecture: flops, kv and the other commands need a description or a "
+        "config.json",
+    ]
+    return Report(
+        data,
+        [
+            Table(
+                f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
+                columns,
+                parts,
+                notes=notes,
+                name="tensors",
+            ),
+            Table("By format", format_columns, formats, name="formats"),
+        ],
+    ).of(name)
+
+
+def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Match) -> Report:
+    """`llmcalc check`: what is missing, extra or misshapen."""
+    data = {
+        "model": model_data(preset),
+        "checkpoint": {
+            "path": where,
+            "format": checkpoint.format,
+            "tensors": len(checkpoint.tensors),
+            "elements": checkpoint.elements,
+        },
+        "ok": found.ok,
+        "matched": found.matched,
+        "missing": [{"node": e.node, "shape": list(e.shape)} for e in found.missing],
+        "extra": [{"tensor": t.name, "shape": list(t.shape)} for t in found.extra],
+        "misshapen": [
+            {"node": e.node, "expected": list(e.shape), "tensor": t.name, "shape": list(t.shape)}
+            for e, t in found.misshapen
+        ],
+        "stored_again": [t.name for t in found.again],
+        "buffers": [t.name for t in found.buffers],
+    }
+    columns = (
+        Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
+        Column("shape", "stored"), Column("expected", "expected"),
+    )  # fmt: skip
+    rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in found.misshapen]
+    rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in found.missing]
+    rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in found.extra]
+    verdict = "all tensors match the model" if found.ok else "the tensors do not match the model"
+    notes = [
+        f"{found.matched:,} expected tensors found; {len(found.missing):,} missing, {len(found.extra):,} extra, "
+        f"{len(found.misshapen):,} misshapen"
+    ]
+    if len(rows) > MOST_SHOWN:
+        notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
+    if found.again:
+        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in found.again)}")
+    if found.buffers:
+        notes.append(
+            f"{len(found.buffers):,} buffers are stored beside the parameters, such as {found.buffers[0].name}"
+        )
+    return Report(
+        data, [Table(f"{where} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
+    ).of(where)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(f"{n:,}" for n in shape)

@@ -1,0 +1,317 @@
+"""`llmcalc compare`: models side by side, quantities as rows and models as columns, in as many blocks as the width asks
+for.
+
+CSV has it the other way round, a row a model, so that a column holds one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from .. import units
+from ..components.base import Network
+from ..sources.preset import Preset
+from ..studies.compare import DENSE_BAND, Quantities, StackShape
+from ..studies.layers import distinct_blocks
+from .document import Column, Report, Row, Table, noted, one_or_list
+from .formats import Format
+from .formats.pipe import width_of_terminal
+from .notes import cache_a_token, flops_a_token
+from .summary import describe, model_data, norm_name, norm_place, positions, unique
+
+Layout: TypeAlias = Literal["terminal", "columns", "rows"]
+"""Blocks as wide as the terminal; one block of all models; a row a model."""
+
+LAYOUTS: dict[Format, Layout] = {"table": "terminal", "json": "rows", "csv": "rows", "markdown": "columns"}
+"""The format that is printed → the layout that suits it."""
+
+Compared: TypeAlias = tuple[Preset, Quantities]
+
+IN_BAND, ACTIVE = "*", "†"
+BAND = (
+    f"{IN_BAND} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders "
+    "(GPT-3, Chinchilla, Llama): a convention, not an optimum"
+)
+
+WIDE = 112
+"""Columns of a terminal from which on a list has every quantity."""
+
+MOST_COLUMNS = 12
+"""Models that stand side by side; more of them are a row each."""
+
+Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
+"""The heading of a row, and how its quantity is written."""
+
+
+def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None) -> Report:
+    """The answer as data (a document a model, in the order given) and as tables no wider than the terminal."""
+    documents = one_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
+    lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
+    if layout == "rows":
+        return Report(documents, [_flat(compared)], warnings=warnings)
+    if len(compared) > MOST_COLUMNS:
+        wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
+        return Report(documents, [_rows(compared, wide)], warnings=warnings)
+    blocks = (
+        [list(compared)]
+        if layout == "columns"
+        else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+    )
+    return Report(documents, noted([_table(block, lines) for block in blocks], [*_notes(compared), *warnings]))
+
+
+def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
+    """The models in groups that fit the width, at least one in each and about as many in all."""
+    labels = 2 + max(len(label) for label, _ in lines)
+    widths = [2 + max(len(text) for text in (preset.display, *_cells(q, lines))) for preset, q in compared]
+    fits = max(1, len(compared))
+    while fits > 1 and any(labels + sum(widths[i : i + fits]) > width for i in range(0, len(compared), fits)):
+        fits -= 1
+    number = -(-len(compared) // fits)
+    even = -(-len(compared) // number)
+    for i in range(0, len(compared), even):
+        yield list(compared[i : i + even])
+
+
+def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
+    columns = [Column("quantity", "", justify="left")] + [Column(preset.name, preset.display) for preset, _ in block]
+    cells = [_cells(q, lines) for _, q in block]
+    rows = [
+        Row([label.strip(), *texts], depth=int(label.startswith(" ")))
+        for (label, _), *texts in zip(lines, *cells, strict=True)
+        if any(texts)
+    ]
+    return Table("", columns, rows)
+
+
+def _cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
+    return [write(q) for _, write in lines]
+
+
+def _each(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+    """A quantity of every stack: `12 / 24` for an encoder and a decoder that differ in it."""
+    return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _whole(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def aspect(ratio: float, in_band: bool) -> str:
+    """h/L, marked where it lies in the band of dense decoders."""
+    return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
+
+
+def _width_ratio(shape: StackShape) -> str:
+    return _ratio(shape.feed_forward_ratio) + (f" {ACTIVE}" if shape.mixture_of_experts else "")
+
+
+def _heads(shape: StackShape) -> str:
+    return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
+
+
+def _kv_heads(shape: StackShape) -> str:
+    if shape.num_attention_heads is None:
+        return "–"
+    return (
+        "latent"
+        if shape.num_key_value_heads is None
+        else f"{shape.num_key_value_heads} ({Fraction(shape.num_key_value_heads, shape.num_attention_heads)})"
+    )
+
+
+def _activation(shape: StackShape) -> str:
+    mixing = shape.block.feed_forward
+    return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
+
+
+def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:
+    """What is compared, each row in one unit: the largest in which the smallest model's value is at least 0.1."""
+    sizes = units.count_scale(10 * min(q.active for q in all_of))
+    work = units.decimal_scale(10 * min(q.forward_flops_per_token for q in all_of), "FLOPs")
+    caches = [q.kv_bytes_per_token for q in all_of if q.kv_bytes_per_token]
+    kept = units.memory_scale(min(caches, default=0))
+    return (
+        (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
+        ("  active per token", lambda q: sizes.write(q.active)),
+        *_SHAPE_LINES,
+        (f"{work.name}/tok at {all_of[0].seq:,}", lambda q: work.write(q.forward_flops_per_token)),
+        (
+            f"KV {kept.name} per token" if caches else "KV cache per token",
+            lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token),
+        ),
+        *_STYLE_LINES,
+    )
+
+
+_SHAPE_LINES: tuple[Line, ...] = (
+    ("layers L", _each(lambda s: str(s.num_hidden_layers))),
+    ("hidden size h", _each(lambda s: _whole(s.hidden_size))),
+    ("h / L", _each(lambda s: aspect(s.aspect_ratio, s.in_dense_band))),
+    ("d_ff / h", _each(_width_ratio)),
+    ("heads × head_dim", _each(_heads)),
+    ("heads·head_dim / h", _each(lambda s: _ratio(s.head_ratio))),
+    ("kv heads (/ heads)", _each(_kv_heads)),
+    ("vocabulary", lambda q: _whole(q.vocab_size)),
+    ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
+)
+_STYLE_LINES: tuple[Line, ...] = (
+    ("norm", _each(lambda s: norm_name(s.block))),
+    ("  placement", _each(lambda s: norm_place(s.block))),
+    ("activation", _each(_activation)),
+    ("positions", lambda q: ", ".join(positions(q.spec))),
+)
+
+
+def _notes(compared: Sequence[Compared]) -> list[str]:
+    all_of = [q for _, q in compared]
+    shapes = [shape for q in all_of for shape in q.shapes]
+    notes: list[str] = []
+    if any(shape.in_dense_band for shape in shapes):
+        notes.append(BAND)
+    for preset, q in compared:
+        if q.shape.mixture_of_experts:
+            style = describe(q.shape.block.feed_forward, q.shape.hidden_size)
+            notes.append(
+                f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = {_whole(q.shape.feed_forward_width)}"
+            )
+    if any(q.encoder is not None for q in all_of):
+        notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
+    for preset, q in compared:
+        if len(distinct_blocks(q.spec)) > len(q.shapes):
+            kinds = ", ".join(
+                f"{count} {'of the base kind' if name == 'block' else name}"
+                for name, count in q.shape.layer_kinds.items()
+            )
+            notes.append(
+                f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most "
+                "frequent kind"
+            )
+    first = all_of[0]
+    notes.append("vocabulary, of parameters: input and output weights, tied ones once")
+    return [*notes, flops_a_token(first.seq), cache_a_token(first.dtype)]
+
+
+def _warnings(compared: Sequence[Compared]) -> list[str]:
+    """Which models could not run the sequence that all are compared at."""
+    seq = compared[0][1].seq
+    short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
+    return (
+        [
+            f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; FLOPs are extrapolated past the learned "
+            "positions"
+        ]
+        if short
+        else []
+    )
+
+
+def _shape_data(shape: StackShape) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": shape.num_hidden_layers,
+        "layer_kinds": shape.layer_kinds,
+        "hidden_size": shape.hidden_size,
+        "aspect_ratio": shape.aspect_ratio,
+        "in_dense_band": shape.in_dense_band,
+        "feed_forward_width": shape.feed_forward_width,
+        "feed_forward_width_is": "active" if shape.mixture_of_experts else "dense",
+        "feed_forward_ratio": shape.feed_forward_ratio,
+        "num_attention_heads": shape.num_attention_heads,
+        "head_dim": shape.head_dim,
+        "head_ratio": shape.head_ratio,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "kv_ratio": shape.kv_ratio,
+        "norm": norm_name(shape.block),
+        "norm_placement": norm_place(shape.block),
+        "activation": _activation(shape),
+    }
+
+
+def _data(q: Quantities) -> dict[str, Any]:
+    """Raw values. The shape is that of the stack that makes the output; `stacks` has both of an encoder-decoder."""
+    return {
+        "parameters": q.parameters,
+        "active": q.active,
+        "stack": "encoder" if q.spec.kind == "encoder" else "decoder",
+        **_shape_data(q.shape),
+        "position": positions(q.spec),
+        "vocab_size": q.vocab_size,
+        "vocabulary_parameters": q.vocabulary_parameters,
+        "vocabulary_share": q.vocabulary_share,
+        "flops_per_token": q.forward_flops_per_token,
+        "kv_bytes_per_token": q.kv_bytes_per_token,
+        "seq": q.seq,
+        "pairs": "full",
+        "dtype": q.dtype,
+        "stacks": {} if q.encoder is None else {"encoder": _shape_data(q.encoder), "decoder": _shape_data(q.shape)},
+    }
+
+
+def _rows(compared: Sequence[Compared], wide: bool) -> Table:
+    """A row for each model, one unit for each column: that in which most of the values are at least 1.
+
+    wide: with KV cache, key/value heads and FLOPs, for which 80 columns have no room.
+    """
+    sizes = units.count_scale(_typical(q.parameters for _, q in compared))
+    work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
+    kept = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    columns: tuple[Column, ...] = (
+        Column("target", "model", justify="left"),
+        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
+        Column("active", "active", sizes.write),
+        Column("num_hidden_layers", "L"),
+        Column("hidden_size", "h", units.exact),
+        Column("aspect_ratio", "h/L"),
+        Column("feed_forward_ratio", "d_ff/h"),
+        Column("kv_bytes_per_token", f"KV {kept.name}/tok", kept.write),
+        Column("num_key_value_heads", "kv heads"),
+        Column("flops_per_token", f"{work.name}/tok at {compared[0][1].seq:,}", work.write),
+    )
+    columns = columns if wide else columns[:-3]
+    rows = [
+        Row(
+            [
+                preset.target,
+                q.parameters,
+                None if q.active == q.parameters else q.active,
+                q.shape.num_hidden_layers,
+                q.shape.hidden_size,
+                f"{q.shape.aspect_ratio:.0f}",
+                _ratio(q.shape.feed_forward_ratio),
+                q.kv_bytes_per_token,
+                _kv_heads(q.shape),
+                q.forward_flops_per_token,
+            ][: len(columns)]
+        )
+        for preset, q in compared
+    ]
+    first = compared[0][1]
+    notes = [
+        "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
+        "width; of an encoder-decoder the decoder",
+        *(
+            [flops_a_token(first.seq), cache_a_token(first.dtype)]
+            if wide
+            else [f"KV cache and FLOPs: from {WIDE} columns on"]
+        ),
+    ]
+    return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
+
+
+def _typical(values: Iterable[float]) -> float:
+    """The value that three quarters of them are no smaller than."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4] if ordered else 0
+
+
+def _flat(compared: Sequence[Compared]) -> Table:
+    """A row a model, raw values; nested entries left to the JSON document."""
+    rows = [{"target": preset.target, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
+    keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
+    return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

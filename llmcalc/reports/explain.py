@@ -1,0 +1,415 @@
+"""`llmcalc explain`: formulas in symbols, with numbers in, and what they come to."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..characters import printable
+from ..sources.preset import Preset
+from ..symbolic.bibliography import papers
+from ..symbolic.explain import Explanation, Section
+from ..symbolic.formulas import QUANTITIES, Formula, Found
+from ..symbolic.symbolic import KEYS
+from .document import Column, Report, Row, Table, noted, said
+from .expression import LATEX, Style, latex_text, write
+from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
+from .share import rank_text, share_data, share_notes, with_rank
+from .summary import headline, model_data
+
+if TYPE_CHECKING:
+    from ..parallel.rank_model import Share
+
+LINE = 80
+SHORT = 30
+LONGEST = 4
+"""Lines that a whole model's formula with numbers in may take; JSON has it at any length."""
+LATENT_FORMS = (
+    "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
+    "latents once more",
+    "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
+)
+"""Of a formula in each of the two forms of latent attention."""
+RECORDS = (
+    Column("node", "node", justify="left"),
+    Column("quantity", "quantity", justify="left"),
+    Column("symbolic", "formula", justify="left"),
+    Column("latex", "LaTeX", justify="left"),
+    Column("substituted", "with values", justify="left"),
+    Column("value", "value", lambda v: units.exact(v) if isinstance(v, int) else str(v)),
+    Column("unit", "unit", justify="left"),
+    Column("source", "source", justify="left"),
+)
+
+
+def report(
+    preset: Preset,
+    explanation: Explanation,
+    latex: bool = False,
+    records: bool = False,
+    bibtex: bool = False,
+    share: Share | None = None,
+) -> Report:
+    """The answer as data and for people. latex: LaTeX in place of tables. bibtex: with BibTeX entries of its sources.
+    records: one row a formula, for CSV and Markdown. share: of which rank it is; by default of the whole model.
+    """
+    rows = [
+        _record(explanation, place, formula)
+        for section in explanation.sections
+        for place in section.places
+        for formula in section.formulas
+    ]
+    data = {
+        "model": model_data(preset),
+        **share_data(share),
+        "node": explanation.node,
+        "setting": _setting(explanation),
+        "formulas": rows,
+        "symbols": _symbols(explanation),
+    }
+    if records:
+        return Report(data, [_records(preset, explanation, rows, share)]).of(preset.target)
+    if latex:
+        return Report(data, text=_latex(preset, explanation, bibtex, share))
+    if explanation.node is None:
+        return Report(data, _whole(preset, explanation, share))
+    return Report(data, _nodes(preset, explanation, share))
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _setting(explanation: Explanation) -> dict[str, Any]:
+    setting, training = explanation.formulas.setting, explanation.training
+    if training is None:
+        return {"keys": setting.seq, "pairs": setting.pairs, "dtype": setting.dtype}
+    return {
+        "batch": training.batch,
+        "seq": setting.seq,
+        "dtype": training.dtype,
+        "attn_implementation": training.attention,
+        "recompute": training.recompute,
+    }
+
+
+def _record(explanation: Explanation, place: Found, formula: Formula) -> dict[str, Any]:
+    return {
+        "node": place.name,
+        "path": place.path,
+        "quantity": formula.quantity,
+        "symbolic": write(formula.expression),
+        "latex": write(formula.expression, LATEX),
+        "substituted": write(formula.expression, _with_numbers(explanation)),
+        "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
+        "value": _plain(formula.value),
+        "unit": QUANTITIES[formula.quantity][1],
+        "repeat": place.times,
+        "source": place.source,
+    }
+
+
+def _plain(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
+    """Every symbol but S as its number."""
+    return Style(
+        latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
+    )
+
+
+def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
+    """Those that occur in the formulas or say how often a layer stands there: what each stands for, and its value."""
+    used: set[Any] = set()
+    for section in explanation.sections if sections is None else sections:
+        if sections is None and explanation.node is None:
+            used |= getattr(section.places[0].letters.repeat, "free_symbols", set())
+        for formula in section.formulas:
+            used |= formula.expression.free_symbols | (
+                set() if formula.in_hidden is None else formula.in_hidden.free_symbols
+            )
+    return {
+        m.name: {"field": m.field, "value": _plain(Fraction(m.value))}
+        for symbol, m in explanation.formulas.meanings.items()
+        if symbol in used
+    }
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _nodes(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
+    """One table a node; places where it has the same formulas share one."""
+    tables: list[Table] = []
+    for section in explanation.sections:
+        source, first = section.places[0].source, not tables
+        labels = [QUANTITIES[f.quantity][0] for f in section.formulas]
+        width = LINE - 4 - max(len(label) for label in (*labels, "in units of h"))
+        rows: list[Row] = []
+        for formula in section.formulas:
+            rows += _lines(QUANTITIES[formula.quantity][0], _chain(explanation, formula), width)
+            if formula.in_hidden is not None:
+                rows += _lines("in units of h", [write(formula.in_hidden)], width)
+        columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
+        notes = [_where(section), f"source: {source}" if source else ""]
+        aside = with_rank(headline(preset.model), share) if first else ""
+        tables.append(Table(preset.display if first else "", columns, rows, aside, said(notes)))
+    of_rank = share_notes(share)
+    return noted([*tables, *_legend(explanation)], [*of_rank, *_training(explanation), *_conventions(explanation)])
+
+
+def _whole(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
+    """One table a quantity: every component of one layer of each kind, then the model."""
+    tables: list[Table] = []
+    model = explanation.sections[-1]
+    names = [_component(s) for s in explanation.sections]
+    width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
+    for formula in model.formulas:
+        title = QUANTITIES[formula.quantity][0]
+        rows: list[Row] = []
+        for section, name in zip(explanation.sections[:-1], names, strict=False):
+            for one in [f for f in section.formulas if f.quantity == formula.quantity]:
+                rows += _lines(
+                    name,
+                    _with_unit([write(one.expression), write(one.open, Style(grouped=True))], one),
+                    width,
+                    section.depth,
+                )
+        steps = _chain(explanation, formula)
+        if len(steps) > 2 and len(steps[1]) > LONGEST * width:
+            del steps[1]
+        rows += _lines("model", steps, width, strong=True)
+        if formula.in_hidden is not None:
+            rows += _lines("in units of h", [write(formula.in_hidden)], width, strong=True)
+        columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
+        first = not tables
+        aside = with_rank(headline(preset.model), share) if first else ""
+        tables.append(Table(preset.display if first else "", columns, rows, aside))
+    shown = any(f.in_hidden is not None for f in model.formulas)
+    proportions = ", ".join(
+        f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown
+    )
+    repeated = "× L: repeated L times; the formula is per layer"
+    notes = [
+        repeated,
+        *share_notes(share),
+        *_training(explanation),
+        f"in units of h: {proportions}" if proportions else "",
+        *_sources(explanation),
+        *_conventions(explanation),
+    ]
+    return noted([*tables, *_legend(explanation)], notes)
+
+
+def _component(section: Section) -> str:
+    """`layers (moe) × L_moe`: a component, and how often it stands there."""
+    found = section.places[0]
+    if not found.steps:
+        return "in units of h"
+    name, label, _ = found.steps[-1]
+    shown = f"{name} ({label})" if label else name
+    repeat = found.letters.repeat
+    return shown if type(repeat) is int and repeat == 1 else f"{shown} × {repeat}"
+
+
+def _chain(explanation: Explanation, formula: Formula) -> list[str]:
+    """The formula, with numbers in, the number; with S open, and at its value, where S is in it."""
+    steps = [
+        write(formula.expression),
+        write(formula.expression, _with_numbers(explanation)),
+        write(formula.open, Style(grouped=True)),
+    ]
+    if formula.open.free_symbols:
+        value = _plain(formula.value)
+        steps.append(f"{value:,} at S = {explanation.formulas.setting.seq:,}")
+    return _with_unit(list(dict.fromkeys(steps)), formula)
+
+
+def _with_unit(steps: list[str], formula: Formula) -> list[str]:
+    """The last step with its unit, where what it is called does not say that."""
+    title, unit = QUANTITIES[formula.quantity]
+    if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
+        return steps
+    number, at, where = steps[-1].partition(" at ")
+    return [*steps[:-1], f"{number} {unit.partition('/')[0]}{at}{where}"]
+
+
+def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
+    """`name   a = b = c` on one line where it fits, else a line for each step, broken before + and −."""
+    whole = " = ".join(steps)
+    lines = (
+        [whole]
+        if len(whole) <= width
+        else [line for i, step in enumerate(steps) for line in _broken(("= " if i else "") + step, width)]
+    )
+    return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken before + and −; a short bracket stays whole where it fits."""
+    lines: list[str] = []
+    for piece in [
+        part for whole in _pieces(text, SHORT) for part in ([whole] if len(whole) <= width - 4 else _pieces(whole, 0))
+    ]:
+        if lines and len(lines[-1]) + 1 + len(piece) <= width:
+            lines[-1] += " " + piece
+        else:
+            lines.append(("    " if lines else "") + piece)
+    return lines
+
+
+def _pieces(text: str, short: int) -> list[str]:
+    """The text, cut before every + and − that is in no bracket of less than `short` characters."""
+    opened: list[int] = []
+    kept: set[int] = set()
+    for i, mark in enumerate(text):
+        if mark == "(":
+            opened.append(i)
+        elif mark == ")" and opened and i - opened[-1] < short:
+            kept.update(range(opened.pop(), i))
+        elif mark == ")" and opened:
+            opened.pop()
+    cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in kept]
+    return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def _heading(section: Section) -> str:
+    """`layers.self_attn (one of 32)`: what the paths of all places end in."""
+    times = sum(p.times for p in section.places if not p.optional)
+    shared: list[str] = []
+    for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.insert(0, names[0])
+    return (".".join(shared) or section.places[0].steps[-1][0]) + (f" (one of {times})" if times > 1 else "")
+
+
+def _where(section: Section) -> str:
+    """Every place of the node, with how often it stands in the model and what that is in all."""
+    inside = [p for p in section.places if not p.optional]
+    times = sum(p.times for p in inside)
+    paths = ", ".join(p.path or "model" for p in inside or section.places)
+    outside = ", ".join(p.path for p in section.places if p.optional) if inside else ""
+    left_out = f"; not counted: {outside}" if outside else ""
+    if not inside or times == 1:
+        return f"at {paths}{left_out}"
+    totals = [
+        f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"
+        for f in section.formulas
+        if f.quantity in ("params", "activations") and f.value
+    ]
+    return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
+
+
+def _legend(explanation: Explanation) -> list[Table]:
+    """What each symbol stands for, a row each: none where the formulas have no symbol."""
+    columns = (
+        Column("symbol", "symbol", justify="left"),
+        Column("field", "stands for", justify="left"),
+        Column("value", "value", lambda value: f"{value:,}"),
+    )
+    rows = [
+        Row([name, entry["field"], None if name == KEYS else entry["value"]])
+        for name, entry in _symbols(explanation).items()
+    ]
+    return [Table("", columns, rows, name="symbols")] if rows else []
+
+
+def _sources(explanation: Explanation) -> list[str]:
+    by_source: dict[str, list[str]] = {}
+    for section in explanation.sections:
+        for place in section.places:
+            if place.numbers.source and place.steps:
+                by_source.setdefault(place.numbers.source, []).append(place.steps[-1][0])
+    texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
+    return ["sources: " + "; ".join(texts)] if texts else []
+
+
+def _conventions(explanation: Explanation) -> list[str]:
+    quantities = {f.quantity for s in explanation.sections for f in s.formulas}
+    setting = explanation.formulas.setting
+    notes = []
+    if "flops" in quantities:
+        notes.append(
+            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}"
+        )
+    if "flops_absorbed" in quantities:
+        notes += LATENT_FORMS
+    experts = identity_experts(explanation.formulas.symbolic.numbers)
+    if experts and quantities & {"active", "flops"}:
+        notes.append(experts)
+    if "kv" in quantities:
+        sliding = any(m.field == "sliding_window" for m in explanation.formulas.meanings.values())
+        notes.append(cache_a_token(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else ""))
+    return notes
+
+
+def _training(explanation: Explanation) -> list[str]:
+    """What activations are counted, and in which run."""
+    training = explanation.training
+    if training is None:
+        return []
+    recomputed = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    return [
+        *explanation.notes,
+        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recomputed}",
+        "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
+        "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
+    ]
+
+
+# --- records and LaTeX ------------------------------------------------------------------------------------------------
+
+
+def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: Share | None) -> Table:
+    cells = [[row[c.key] for c in RECORDS] for row in rows]
+    return Table(
+        preset.display,
+        RECORDS,
+        [Row(c) for c in cells],
+        with_rank(headline(preset.model), share),
+        [*_training(explanation), *_conventions(explanation)],
+    )
+
+
+def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: Share | None) -> str:
+    r"""An `align*` environment per node, ready to paste; amsmath is all it needs. Sources follow, as comments.
+
+    bibtex: with the entries of the papers among them.
+    """
+    out: list[str] = [_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
+    for section in explanation.sections:
+        out.append(_comment(", ".join(p.path or "model" for p in section.places)))
+        lines = []
+        for formula in section.formulas:
+            steps = [
+                write(formula.expression, LATEX),
+                write(formula.expression, _with_numbers(explanation, latex=True)),
+            ]
+            steps.append(write(formula.open, Style(latex=True, grouped=True)))
+            name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
+            lines += [(name if i == 0 else "") + f" &= {step}" for i, step in enumerate(dict.fromkeys(steps))]
+        out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
+    symbols = _symbols(explanation).items()
+    legend = [
+        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{latex_text(e['field'])}}}"
+        for n, e in symbols
+    ]
+    out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
+    out += [_comment(f"source: {source}") for source in sources]
+    if bibtex:
+        found, others = papers(sources)
+        out += ["", *(paper.bibtex() for paper in found)]
+        out += [_comment(f"no paper: {name}") for name in others]
+    elif sources:
+        out.append("% --bibtex adds their entries")
+    return "\n".join(out) + "\n"
+
+
+def _comment(text: str) -> str:
+    """A comment of LaTeX, which ends with its line."""
+    return f"% {printable(text)}"

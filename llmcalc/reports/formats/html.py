@@ -1,0 +1,47 @@
+"""Tables for notebooks: HTML with the few styles that it needs in itself, in the colours of the page around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from ..document import Report, Row, Table, cell_text, readable
+
+CELL = "padding:1px 10px;border:none;background:none"
+
+
+def html(report: Report) -> str:
+    """All tables of a report, one after the other."""
+    return "\n".join(line for table in readable(report).tables for line in _table(table))
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield '<div style="margin-bottom:1em">'
+    if table.title:
+        yield f"<div><strong>{escape(table.heading)}</strong></div>"
+    if table.aside:
+        yield f'<div style="opacity:0.75">{escape(table.aside)}</div>'
+    if table.rows:
+        yield '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+        heads = "".join(
+            f'<th scope="col" style="{CELL};text-align:{column.justify}">{escape(column.title)}</th>'
+            for column in table.columns
+        )
+        yield f'<thead style="border-bottom:1px solid currentColor"><tr>{heads}</tr></thead>'
+        yield "<tbody>"
+        yield from (_row(table, row) for row in table.rows)
+        yield "</tbody></table>"
+    for note in table.notes:
+        yield f'<div style="opacity:0.75;font-size:90%">{escape(note)}</div>'
+    yield "</div>"
+
+
+def _row(table: Table, row: Row) -> str:
+    cells = []
+    for i, (column, value) in enumerate(zip(table.columns, row.cells, strict=True)):
+        indent = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""
+        colour = f";color:{value.colour}" if column.bar and value and value.colour else ""
+        text = escape(cell_text(column, value))
+        cells.append(f'<td style="{CELL};text-align:{column.justify}{indent}{colour}">{text}</td>')
+    strong = ' style="font-weight:bold"' if row.strong else ""
+    return f"<tr{strong}>{''.join(cells)}</tr>"

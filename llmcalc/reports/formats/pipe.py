@@ -1,0 +1,140 @@
+"""Tables for a pipe or a file: what `table` draws, without colour and so without rich, whose import takes longer than
+counting.
+
+A test holds the two to the same text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from ..bars import LENGTHS, Bar
+from ..document import Report, Row, Table, cell_text, readable
+
+INDENT = "  "
+GAP = "  "
+
+
+def drawable(report: Report, out: IO[str]) -> bool:
+    """Whether no colour is wanted there (rich's rules) and every table has its natural width:
+    a column that folds is rich's business.
+    """
+    terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
+    return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
+
+
+def width_of_terminal() -> int:
+    """Columns as rich finds them: COLUMNS, else those of a terminal at any standard stream, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return int(columns)
+    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and (found := os.get_terminal_size(stream.fileno()).columns):
+                return found
+        except (AttributeError, ValueError, OSError):
+            continue
+    return 80
+
+
+def render(report: Report, out: IO[str], width: int | None = None) -> None:
+    """Writes every table of the report. width: where notes are folded; by default the terminal's, or COLUMNS."""
+    width = width_of_terminal() if width is None else width
+    report = readable(report)
+    out.write(report.text)
+    for i, table in enumerate(drawn(report.tables, width)):
+        if i:
+            out.write("\n")
+        for line in _lines(table, width):
+            out.write(line.rstrip() + "\n")
+
+
+def drawn(tables: Sequence[Table], width: int) -> list[Table]:
+    """The tables with bars of one scale, the longest that the width has room for, or without bars where it has none."""
+    lengths = [_length(table, width) for table in tables]
+    length = min((one for one in lengths if one), default=0)
+    return [
+        _with_bars(table, length) if one else table.without_bars() for table, one in zip(tables, lengths, strict=True)
+    ]
+
+
+def _length(table: Table, width: int) -> int:
+    """The most characters that a bar of the whole may have beside the other columns; 0 without room or bars."""
+    shares = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+    if not shares:
+        return 0
+    room = width - len(INDENT) - sum(len(GAP) + one for one in _widths(_texts(table.without_bars())))
+    return next((one for one in LENGTHS if round(max(shares) * one) <= room), 0)
+
+
+def _with_bars(table: Table, length: int) -> Table:
+    def long(row: Row) -> Row:
+        return row._replace(cells=[c._replace(length=length) if isinstance(c, Bar) else c for c in row.cells])
+
+    return table._replace(rows=[long(row) for row in table.rows])
+
+
+def _lines(table: Table, width: int) -> Iterator[str]:
+    title, aside = table.heading, table.aside
+    if title:
+        fits = len(title) + 3 + len(aside) <= width
+        yield from _wrapped(f"{title}   {aside}" if aside and fits else title, width)
+        if aside and not fits:
+            yield from indented(aside, width)
+    if table.rows:
+        yield from _grid(table)
+        if table.notes:
+            yield ""
+    for note in table.notes:
+        yield from indented(note, width, hang=INDENT)
+
+
+def _texts(table: Table) -> list[list[str]]:
+    """The heading and every row, as text."""
+    rows = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    for row, cells in zip(table.rows, rows, strict=True):
+        cells[0] = INDENT * row.depth + cells[0]
+    return [[column.title for column in table.columns], *rows]
+
+
+def _widths(texts: list[list[str]]) -> list[int]:
+    return [max(map(len, cells)) for cells in zip(*texts, strict=True)]
+
+
+def _grid(table: Table) -> Iterator[str]:
+    texts = _texts(table)
+    widths = _widths(texts)
+    for i, cells in enumerate(texts):
+        if i == 1:
+            yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
+        padded = [
+            t.rjust(w) if c.justify == "right" else t.ljust(w)
+            for t, w, c in zip(cells, widths, table.columns, strict=True)
+        ]
+        yield INDENT + GAP.join(padded)
+
+
+def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
+    """What stands above or below a table.
+    hang: how much further in the lines after the first stand, so that one note ends where the next begins.
+    """
+    for line in _wrapped(text, width - len(INDENT), hang):
+        yield INDENT + line
+
+
+def _wrapped(text: str, width: int, hang: str = "") -> Iterator[str]:
+    """Lines of at most `width`, broken between words, all but the first after `hang`. A word that is longer (a link)
+    stays whole, on a line of its own.
+    """
+    line = ""
+    for word in re.findall(r"\s*\S+\s*", text):
+        if line.strip() and len(line) + len(word.rstrip()) > width:
+            yield line.rstrip()
+            line = hang
+        line += word
+    if line:
+        yield line.rstrip()

@@ -1,0 +1,106 @@
+"""Tables for a terminal, through rich: the same at 80 columns, without colour and in a pipe.
+
+rich gets every text as a `Text`, never as a `str`, in which it looks for markup (`[red]`, `[link=…]`) and for names of
+emoji.
+"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+from ..document import Report, Table, cell_text, readable
+from . import pipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+
+def render(report: Report, out: IO[str], width: int | None = None) -> None:
+    """Writes every table of the report. width: columns, where neither the terminal's nor COLUMNS is meant."""
+    if width is None and pipe.drawable(report, out):
+        pipe.render(report, out)
+        return
+    from rich.console import Console
+
+    report = readable(report)
+    out.write(report.text)
+    console = Console(file=out, width=width, highlight=False)
+    for i, table in enumerate(pipe.drawn(report.tables, console.width)):
+        if i:
+            console.print()
+        _heading(console, table)
+        if table.rows:
+            _rows(console, table)
+        if table.notes and table.rows:
+            console.print()
+        for note in table.notes:
+            _indented(console, note, hang=pipe.INDENT)
+
+
+def _heading(console: Console, table: Table) -> None:
+    """The subject, and what it is on the same line where there is room."""
+    from rich.text import Text
+
+    if not table.title:
+        return
+    fits = len(table.heading) + 3 + len(table.aside) <= console.width
+    title = Text(table.heading, style="bold")
+    if table.aside and fits:
+        title.append("   " + table.aside, style="not bold dim")
+    console.print(title)
+    if table.aside and not fits:
+        _indented(console, table.aside)
+
+
+def _indented(console: Console, text: str, hang: str = "") -> None:
+    from rich.text import Text
+
+    for line in pipe.indented(text, console.width, hang):
+        console.print(
+            Text(line, style="dim"), soft_wrap=True
+        )  # what is longer than a line is the terminal's to break: a link stays one
+
+
+def _rows(console: Console, table: Table) -> None:
+    from rich.padding import Padding
+
+    grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
+    width, needed = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(
+        width, needed
+    )  # a number that is cut at an edge is another number: too wide a line is the terminal's to break
+    console.print(grid)
+    console.width = width
+
+
+def _grid(table: Table) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True
+    )
+    texts = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    for row, cells in zip(table.rows, texts, strict=True):
+        cells[0] = "  " * row.depth + cells[0]
+    for i, column in enumerate(table.columns):
+        widest = max(len(column.title), *(len(cells[i]) for cells in texts))
+        grid.add_column(
+            Text(column.title),
+            justify=column.justify,
+            no_wrap=not column.wrap,
+            min_width=None if column.wrap else widest,
+            overflow="fold",
+        )
+    for row, cells in zip(table.rows, texts, strict=True):
+        coloured = [
+            Text(cell, style=column.colour(cell, value))
+            for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
+        ]
+        for column, text in zip(table.columns, coloured, strict=True):
+            for pattern, colour in column.marks.items():
+                text.highlight_regex(pattern, colour)
+        grid.add_row(*coloured, style="bold" if row.strong else None)
+    return grid

@@ -1,0 +1,43 @@
+"""JUnit XML, which continuous-integration systems read: a suite a model, a test case a quantity of a node."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from ..characters import printable
+from ..witnesses.checks import Verdict
+
+
+def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
+    """The whole document as text."""
+    root = ET.Element("testsuites", name="llmcalc verify")
+    for verdict in verdicts:
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=verdict.target,
+            tests=str(len(verdict.checks)),
+            failures=str(len(verdict.failures)),
+            time=f"{verdict.seconds:.3f}",
+        )
+        for check in verdict.checks:
+            case = ET.SubElement(suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where)
+            if not check.ok:
+                message = (
+                    f"closed form {check.closed_form:,}, {check.witness} "
+                    f"{check.measured if check.measured is None else format(check.measured, ',')}"
+                )
+                ET.SubElement(case, "failure", message=message).text = check.explanation(verdict.sizes)
+    for name, why in skipped.items():
+        suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
+        ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=why)
+    return xml_text(root)
+
+
+def xml_text(root: ET.Element) -> str:
+    """The document as text, indented. XML has no control characters, not even escaped: texts are made printable."""
+    for element in root.iter():
+        element.attrib = {name: printable(value) for name, value in element.attrib.items()}
+        element.text = element.text and printable(element.text)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,170 @@
+"""`llmcalc kv`: what is kept between tokens, and what it would be otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..costs.cache import CacheSize, WhatIf, cache_bits_of
+from ..costs.cache_formats import cache_format
+from ..sources.preset import Preset
+from ..units import bits_to_bytes
+from ..workload.run_config import Sight
+from .document import Column, Report, Row, Table, said
+from .notes import binary, tokens_of, too_long, warned
+from .share import share_data, share_notes, with_rank
+from .summary import model_data
+
+if TYPE_CHECKING:
+    from ..parallel.rank_model import Share
+
+DTYPES = ("bfloat16", "float8", "int8", "int4")
+"""What-ifs are shown in these, and in the asked one before them where it is another."""
+
+
+def report(preset: Preset, cache: CacheSize, share: Share | None = None) -> Report:
+    """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth.
+
+    share: of which rank it is; by default of the whole model.
+    """
+    w, what_if = cache.workload, cache.what_if
+    warnings = too_long(cache.spec, w)
+    notes = warnings + said(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
+    source = w.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    own = (
+        {"batch": w.batch, "seq": w.seq}
+        | ({"source": source} if cache.spec.kind == "encoder-decoder" else {})
+        | {"dtype": cache.dtype}
+    )
+    data: dict[str, Any] = {
+        "model": model_data(preset),
+        **share_data(share),
+        "workload": own,
+        "cache": {
+            "bytes": cache.bytes,
+            "bytes_per_token": cache.bytes_per_token,
+            "growth_per_token": cache.growth_per_token,
+            "elements": cache.elements,
+            "by_layer_kind": cache.by_layer_kind,
+            "layers": [asdict(held) for held in cache.held],
+            "by_dtype": {name: cache.bytes_in(name) for name in _dtypes(cache)},
+            "what_if": {
+                found.what.key: {
+                    "bytes": found.cache.bytes,
+                    "ratio": found.ratio,
+                    "by_dtype": {name: found.cache.bytes_in(name) for name in _dtypes(cache)},
+                }
+                for found in what_if
+            },
+            "growth": [{"seq": tokens, "bytes": size} for tokens, size in cache.growth.items()],
+        },
+        "notes": notes,
+    }
+    scale = units.memory_scale(cache.bytes)
+    return Report(
+        data,
+        [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, what_if, scale), _growth(cache, scale)],
+        warnings=warned(preset, warnings),
+    ).of(preset.target)
+
+
+def _dtypes(cache: CacheSize) -> list[str]:
+    return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
+
+
+def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
+    """What the ranks of a tensor group cache together, where some of them cache the same."""
+    if share is None:
+        return []
+    whole = bits_to_bytes(share.model.alone.total(cache_bits_of(cache.dtype), Sight(cache.workload)))
+    copies = cache.bytes * share.layout.tp / whole if whole else 1
+    return [
+        *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
+        *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
+    ]
+
+
+def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: Share | None) -> Table:
+    columns = (
+        Column("layer_kind", "layer type", justify="left"),
+        Column("layers", "layers", units.exact),
+        Column("tokens", "tokens cached", units.exact),
+        Column("elements_per_token", "elem/token/layer", units.exact),
+        Column("bytes", scale.name, scale.write),
+        Column("share", "share", units.percent),
+    )
+    rows = [
+        Row([held.kind, held.layers, held.tokens, held.width, held.bytes, held.bytes / cache.bytes])
+        for held in cache.held
+    ]
+    rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
+    aside = with_rank(headline(cache), share)
+    return Table(preset.display, columns, rows, aside, notes, units.memory(cache.bytes), name="layers")
+
+
+def headline(cache: CacheSize) -> str:
+    """`KV cache of 8,192 tokens in bf16, 128.00 KiB a token`."""
+    grows = cache.growth_per_token
+    each = f"{units.memory(cache.bytes_per_token)} per token" + (
+        "" if grows == cache.bytes_per_token else f" until a window fills, {units.memory(grows)} after"
+    )
+    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {each}"
+
+
+def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
+    dtypes = _dtypes(cache)
+    rows: list[tuple[str, float, CacheSize]] = [
+        ("current", 1.0, cache),
+        *((f.what.title, f.ratio, f.cache) for f in what_if),
+    ]
+    columns = [
+        Column("what_if", "what if", justify="left"),
+        Column("ratio", "ratio", "{:.2f} ×".format),
+        *(
+            Column(f"bytes_{units.short_dtype(name)}", f"{scale.name} {units.short_dtype(name)}", scale.write)
+            for name in dtypes
+        ),
+    ]
+    filled = [
+        Row([title, ratio, *(one.bytes_in(name) for name in dtypes)], strong=not i)
+        for i, (title, ratio, one) in enumerate(rows)
+    ]
+    return Table("", columns, filled, name="what-if")
+
+
+def _growth(cache: CacheSize, scale: units.Scale) -> Table:
+    sizes = cache.growth
+    per_token = units.memory_scale(cache.bytes_per_token)
+    batch = cache.workload.batch
+    columns = (
+        Column("seq", "tokens per sequence", units.exact),
+        Column("bytes", scale.name + (f", {batch:,} sequences" if batch > 1 else ""), scale.write),
+        Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
+    )
+    rows = [
+        Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
+        for tokens, size in sizes.items()
+    ]
+    return Table("", columns, rows, name="growth")
+
+
+def _notes(cache: CacheSize) -> list[str]:
+    kinds = set(cache.by_layer_kind)
+    scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
+    scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
+    notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
+    if kinds & {"sliding_attention", "chunked_attention"}:
+        notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
+    if "latent_attention" in kinds:
+        notes.append(
+            "latent attention caches one latent and one decoupled RoPE key per token; as MHA, GQA or MQA it would "
+            "cache the keys and values of its heads"
+        )
+    if "cross_attention" in kinds:
+        notes.append(
+            "cross-attention caches keys and values of the encoder's tokens once; bytes per token count one token in "
+            "the encoder and one in the decoder"
+        )
+    return notes

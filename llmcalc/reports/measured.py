@@ -1,0 +1,63 @@
+"""`llmcalc params --measure`: what a class of transformers holds, labelled as measured."""
+
+from __future__ import annotations
+
+from .. import units
+from ..witnesses.measured import Measured, data_of
+from .document import Column, Report, Row, Table
+
+COLUMNS = (
+    Column("module", "module", justify="left"),
+    Column("parameters_each", "each", units.exact),
+    Column("repeat", "×", str),
+    Column("parameters", "parameters", units.exact),
+    Column("share", "share", units.percent),
+)
+
+
+def report(name: str, cls: str, tree: Measured) -> Report:
+    """The answer as data and as a table."""
+    total = tree.params
+    data = {
+        "model": {"name": name, "kind": "measured", "class": cls},
+        "params": {"total": total, "by_component": {c.name: c.params * c.repeat for c in tree.children}},
+        "measured": True,
+        "tree": data_of(tree),
+    }
+    rows: list[Row] = []
+    for child in tree.children:
+        _add(rows, child, 1, total, 0)
+    rows.append(Row(["total", None, None, total, 1.0], strong=True))
+    notes = [
+        f"measured on {cls} of the installed transformers, on meta: no closed form, and nothing else is known of "
+        "this architecture"
+    ]
+    return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]).of(
+        name
+    )
+
+
+def _short(name: str) -> str:
+    """A module's name; of a long list of places its first two and its last,
+    since `×` says how many there are and JSON which.
+    """
+    places = name.split(",")
+    return name if len(places) <= 4 else ",".join((*places[:2], "…", places[-1]))
+
+
+def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) -> None:
+    times *= node.repeat
+    rows.append(
+        Row(
+            [
+                _short(node.name),
+                node.params,
+                times if times > 1 else None,
+                node.params * times,
+                node.params * times / total,
+            ],
+            depth,
+        )
+    )
+    for child in node.children:
+        _add(rows, child, times, total, depth + 1)

@@ -1,0 +1,178 @@
+"""`llmcalc plot schedule` in a terminal: a row for each stage, time to the right, and what is in flight beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .. import units
+from ..parallel.layout import Layout, Schedule
+from ..parallel.schedules import InFlight, Kind, Span, Timetable, schedule_of
+from .document import Column, Report, Row, Table
+from .formats.pipe import GAP, INDENT, width_of_terminal
+
+NAMES: dict[Schedule, str] = {
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved 1F1B",
+    "zb-h1": "ZB-H1",
+    "dualpipe": "DualPipe",
+}
+"""Schedule → its name in its paper."""
+
+PASSES: dict[Kind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward of the inputs",
+    "W": "backward of the weights",
+}
+"""Letter of a pass → what it is."""
+
+COLOURS = {r"F\d+-*": "cyan", r"[BI]\d+-*": "green", r"W\d+-*": "yellow"}
+"""Passes in a row → their colour on a terminal."""
+
+FILL, IDLE, LEFT_OUT = "-", ".", " … "
+
+
+def title(layout: Layout, timetable: Timetable) -> str:
+    """`1F1B on 4 ranks, 8 micro-batches`."""
+    count = timetable.pipeline.micro_batches
+    many = f"{count:,} micro-batch" + ("" if count == 1 else "es")
+    if layout.pp == 1:
+        return f"No pipeline, {many}"
+    chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
+    return f"{NAMES[schedule_of(layout)]} on {layout.pp} ranks{chunks}, {many}"
+
+
+def kinds_of(timetable: Timetable) -> list[Kind]:
+    """The passes that the schedule has."""
+    had = {action.kind for order in timetable.pipeline.orders for action in order}
+    return [kind for kind in PASSES if kind in had]
+
+
+def costs_text(timetable: Timetable) -> str:
+    """`F 1, B 2, a send 0`: how long each takes."""
+    costs = timetable.costs
+    passes = [f"{kind} {costs.of(kind):g}" for kind in kinds_of(timetable)]
+    if any(action.overlapped for order in timetable.pipeline.orders for action in order):
+        passes.append(f"F and B that overlap {costs.pair():g}")
+    return ", ".join([*passes, f"a send {costs.send:g}"])
+
+
+def in_flight_text(held: InFlight, chunk: int) -> str:
+    """`4`, or `1 + 3` where only the backward pass of the weights of three is left."""
+    whole, weights = held.whole[chunk], held.weights[chunk]
+    return f"{whole} + {weights}" if weights else str(whole)
+
+
+def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Report:
+    """The timetable drawn with characters, and the same as data. width: of the terminal by default."""
+    width = width_of_terminal() if width is None else width
+    pipeline = timetable.pipeline
+    several = pipeline.chunks > 1
+    columns = [Column("rank", "rank"), *([Column("stage", "stage")] if several else [])]
+    peak = Column("in_flight", "peak")
+    held = [pipeline.fullest(rank)[1] for rank in range(pipeline.ranks)]
+    peaks = [[in_flight_text(one, chunk) for chunk in range(pipeline.chunks)] for one in held]
+    beside = [len(column.title) for column in columns] + [max(len(peak.title), *(len(t) for ts in peaks for t in ts))]
+    chart = Chart.of(timetable, width - len(INDENT) - sum(beside) - len(GAP) * len(beside))
+    columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
+    rows = []
+    for rank in range(pipeline.ranks):
+        lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
+        for chunk, line in enumerate(lines):
+            first = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if several else [])]
+            rows.append(Row([*first, line, peaks[rank][chunk]]))
+    answer = f"idle {units.percent(timetable.bubble)} of the time"
+    sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
+    table = Table(title(layout, timetable), columns, rows, sends, list(_notes(timetable, held, chart)), answer)
+    return Report(data(layout, timetable), [table])
+
+
+def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iterator[str]:
+    pipeline = timetable.pipeline
+    kinds = kinds_of(timetable)
+    blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
+    yield f"{', '.join(f'{kind} {PASSES[kind]}' for kind in kinds)}; the number is the micro-batch; {IDLE} idle{blank}"
+    yield f"assumed times: {costs_text(timetable)}"
+    where = "the most micro-batches in flight on the rank"
+    if pipeline.chunks > 1:
+        where = "micro-batches in flight on the stage when its rank has the most"
+    split = "; after +: only the backward of the weights is left" if any(sum(one.weights) for one in held) else ""
+    yield f"peak: {where}{split}"
+    if pipeline.two_way:
+        yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
+    if chart.left_out:
+        start, end = chart.left_out
+        cut = f"from {start:g} to {end:g} of the time {timetable.time:g}"
+        yield f"…: left out to fit the width, {cut}; -o FILE draws all"
+
+
+class Chart(NamedTuple):
+    """Which characters stand for which time.
+
+    scale: characters of a unit of time. windows: the stretches of characters that are drawn, one or two.
+    """
+
+    scale: float
+    windows: tuple[range, ...]
+
+    @classmethod
+    def of(cls, timetable: Timetable, room: int) -> Chart:
+        """So wide that the shortest pass has room for its name; the beginning and the end where that is too wide."""
+        shortest = min(timetable.costs.of(a.kind) for order in timetable.pipeline.orders for a in order)
+        letters = 1 + len(str(timetable.pipeline.micro_batches - 1))
+        scale = letters / shortest
+        whole = round(timetable.time * scale)
+        if whole <= room:
+            return cls(scale, (range(whole),))
+        half = max(1, (room - len(LEFT_OUT)) // (2 * letters)) * letters
+        return cls(scale, (range(half), range(whole - half, whole)))
+
+    @property
+    def left_out(self) -> tuple[float, float] | None:
+        """The time that is not drawn."""
+        if len(self.windows) == 1:
+            return None
+        return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
+
+    def line(self, spans: Sequence[Span], chunk: int) -> str:
+        """A rank's passes through one chunk; where it runs another of its chunks, nothing."""
+        return LEFT_OUT.join(self._drawn(spans, chunk, window) for window in self.windows)
+
+    def _drawn(self, spans: Sequence[Span], chunk: int, window: range) -> str:
+        letters = round(self.scale * min(span.end - span.start for span in spans))
+        cells = (IDLE.ljust(letters) * (len(window) // letters + 1))[: len(window)]
+        for (kind, where, micro_batch, _), start, end in sorted(spans, key=lambda span: span.action.chunk == chunk):
+            first, last = round(start * self.scale), round(end * self.scale)
+            shown = range(max(first, window.start), min(last, window.stop))
+            if not shown:
+                continue
+            text = f"{kind}{micro_batch}"
+            if shown.start > first or len(text) > len(shown):  # its name is outside the window
+                text = ""
+            text = text.ljust(len(shown), FILL) if where == chunk else " " * len(shown)
+            cells = cells[: shown.start - window.start] + text + cells[shown.stop - window.start :]
+        return cells
+
+
+def data(layout: Layout, timetable: Timetable) -> dict[str, object]:
+    """The fields of the document."""
+    pipeline = timetable.pipeline
+    return {
+        "schedule": schedule_of(layout),
+        "pp": layout.pp,
+        "vpp": layout.vpp,
+        "num_microbatches": pipeline.micro_batches,
+        "time": timetable.time,
+        "bubble": timetable.bubble,
+        "sends": timetable.sends,
+        "by_rank": [
+            {
+                "rank": rank,
+                "stages": [pipeline.stage(rank, chunk) for chunk in range(pipeline.chunks)],
+                "most_in_flight": pipeline.most_in_flight(rank),
+                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
+            }
+            for rank in range(pipeline.ranks)
+        ],
+    }

@@ -1,0 +1,304 @@
+"""`llmcalc shape`: shapes of one budget, and beside each what published studies say of its depth and width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..sources.preset import Preset
+from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
+from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
+from .compare import BAND, aspect
+from .document import Column, Report, Row, Table
+from .notes import MULTIPLY_ADD, cache_a_token, flops_a_token
+from .summary import headline, model_data
+
+OWN = "→"
+
+SIZE_COLUMNS = (
+    Column("num_hidden_layers", "L"),
+    Column("hidden_size", "h", units.exact),
+    Column("aspect_ratio", "h / L"),
+)
+FULL_COLUMNS = tuple(
+    Column("is_target" if key == "target" else key, key)
+    for key in (
+        "target",
+        "num_hidden_layers",
+        "hidden_size",
+        "aspect_ratio",
+        "parameters",
+        "budget_difference",
+        "flops_per_token",
+        "kv_bytes_per_token",
+        "head_sizes",
+        "tokens",
+        "train_flops",
+        "in_kaplan_range",
+        "past_tay",
+        "critical_depth",
+        "past_critical",
+        "feed_forward_width",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+)
+LITERATURE_COLUMNS = (
+    *SIZE_COLUMNS,
+    Column("kaplan", f"Kaplan h/L {kaplan_range()[0]:.0f}–{kaplan_range()[1]:.0f}", justify="left"),
+    Column("tay", f"Tay L {TAY_LAYERS[0]}–{TAY_LAYERS[1]}", justify="left"),
+    Column("depth_delusion", "Fahim L up to", "{:.0f}".format),
+    Column("past_critical", "", justify="left"),
+)
+
+
+def report(
+    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
+) -> Report:
+    """The answer as data and as tables.
+
+    preset: the model whose ratios the shapes have.
+    is_target: whether that model was asked about; otherwise its ratios stand in for those of no model.
+    literature: whether a second table says what published studies find. The data always say so.
+    flat: one table of raw values, for CSV.
+    """
+    shapes = [_data(shape) for shape in study.shapes]
+    data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
+    data |= {
+        "budget": _budget(study),
+        "ratios_of": preset.name,
+        "proportions": _proportions(study),
+        "shapes": shapes,
+        "literature": _literature(study),
+    }
+    if flat:
+        raw = [{**one, **one["literature"], "head_sizes": " ".join(map(str, one["head_sizes"]))} for one in shapes]
+        return Report(data, [Table("", FULL_COLUMNS, [Row([one[c.title] for c in FULL_COLUMNS]) for one in raw])]).of(
+            preset.target if is_target else ""
+        )
+    value = study.budget.value
+    title = (
+        f"{units.count(value)} parameters"
+        if study.budget.kind == "parameters"
+        else f"{value:.3g} FLOPs of training".replace("e+", "e")
+    )
+    costs = Table(
+        f"{title}, same ratios as {preset.display}",
+        _cost_columns(study),
+        [_cost_row(shape) for shape in study.shapes],
+        notes=_notes(study, preset, is_target, literature),
+    )
+    if not literature:
+        return Report(data, [costs])
+    says = Table(
+        "What studies of depth and width say",
+        LITERATURE_COLUMNS,
+        [_literature_row(s) for s in study.shapes],
+        notes=_sources(study, preset),
+    )
+    return Report(data, [costs, says])
+
+
+def _cost_columns(study: Study) -> Sequence[Column]:
+    """One unit per column: that in which its smallest value is at least 1."""
+    sizes = units.count_scale(min(s.parameters for s in study.shapes))
+    work = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
+    cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    return (
+        *SIZE_COLUMNS,
+        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
+        Column("budget_difference", "vs budget", units.signed_percent),
+        Column("flops_per_token", work.name, work.write),
+        Column("kv_bytes_per_token", f"KV {cached.name}", cached.write),
+        Column("head_sizes", "head sizes"),
+    )
+
+
+def _sizes(shape: Shape) -> list[Any]:
+    layers = f"{OWN} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
+    return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
+
+
+def _cost_row(shape: Shape) -> Row:
+    heads = " ".join(map(str, shape.head_sizes)) or "none"
+    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, shape.kv_bytes_per_token, heads]
+    return Row([*_sizes(shape), *costs], strong=shape.target)
+
+
+def _literature_row(shape: Shape) -> Row:
+    v, layers = shape.verdicts, shape.stack.num_hidden_layers
+    kaplan = "within" if v.in_kaplan_range else "outside"
+    tay = "past" if v.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
+    return Row(
+        [*_sizes(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"], strong=shape.target
+    )
+
+
+def _data(shape: Shape) -> dict[str, Any]:
+    stack, v = shape.stack, shape.verdicts
+    return {
+        "target": shape.target,
+        "num_hidden_layers": stack.num_hidden_layers,
+        "hidden_size": stack.hidden_size,
+        "aspect_ratio": stack.aspect_ratio,
+        "in_dense_band": shape.in_dense_band,
+        "feed_forward_width": stack.feed_forward_width,
+        "num_attention_heads": stack.num_attention_heads,
+        "num_key_value_heads": stack.num_key_value_heads,
+        "head_dim": stack.head_dim,
+        "parameters": shape.parameters,
+        "active": shape.active,
+        "budget_difference": shape.difference,
+        "tokens": shape.tokens,
+        "train_flops": shape.train_flops,
+        "flops_per_token": shape.forward_flops_per_token,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "head_sizes": list(shape.head_sizes),
+        "literature": {
+            "in_kaplan_range": v.in_kaplan_range,
+            "past_tay": v.past_tay,
+            "critical_depth": v.critical_depth,
+            "past_critical": v.past_critical,
+        },
+    }
+
+
+def _budget(study: Study) -> dict[str, Any]:
+    budget = study.budget
+    trains = budget.kind == "train_flops"
+    return {
+        "kind": budget.kind,
+        "value": budget.value,
+        "tolerance": study.tolerance,
+        "tokens": budget.tokens,
+        "tokens_per_active_parameter": TOKENS_PER_PARAMETER if trains and budget.tokens is None else None,
+        "seq": study.seq,
+        "pairs": "full",
+        "dtype": study.dtype,
+        "shapes_counted": study.searched,
+    }
+
+
+def _proportions(study: Study) -> dict[str, Any]:
+    """What every shape shares, as the first of them has it."""
+    family, stack = study.family, study.shapes[0].stack
+    return {
+        "feed_forward_ratio": stack.feed_forward_ratio,
+        "head_dim": stack.head_dim,
+        "head_ratio": stack.head_ratio,
+        "kv_ratio": stack.kv_ratio,
+        "vocab_size": family.spec.vocab_size,
+        "tie_word_embeddings": family.spec.tie_word_embeddings,
+        "hidden_size_step": family.step,
+    }
+
+
+def _literature(study: Study) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
+    ]
+    if study.scaled is not None:
+        h, layers, ratio = study.scaled
+        found[-1]["scaled_from_target"] = {"hidden_size": h, "num_hidden_layers": layers, "compute_ratio": ratio}
+    return found
+
+
+def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
+    family, first = study.family, study.shapes[0].stack
+    notes = [_held_fixed(study)]
+    if family.head_divisor > 1:
+        own = (first.head_dim or 0) * family.head_divisor
+        notes.append(
+            f"head_dim is {first.head_dim} instead of {own}, since h would have few steps at this budget; "
+            f"--head-dim {own} holds it fixed"
+        )
+    if not is_target:
+        notes.append(
+            f"no TARGET was given: ratios, vocabulary and tying are those of {preset.display} unless an option changes "
+            f"them: {headline(preset.model)}"
+        )
+    notes += [
+        "L: number of layers, h: hidden size; FLOPs and KV cache are per token",
+        f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
+        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
+    ]
+    shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(shares) > 0.5:
+        notes.append(
+            f"embedding and language-model head are {units.percent(min(shares), 0)} to {units.percent(max(shares), 0)} "
+            "of the parameters; a smaller --vocab leaves more to the layers"
+        )
+    if first.mixture_of_experts:
+        notes.append(
+            "mixture of experts: the number of experts, and of those that each token uses, is held fixed; the width "
+            "of each expert grows with h"
+        )
+    if any(shape.target for shape in study.shapes):
+        notes.append(f"{OWN} the model's own h and L")
+    elif is_target:
+        notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
+    if any(shape.in_dense_band for shape in study.shapes):
+        notes.append(BAND)
+    if study.budget.kind == "train_flops":
+        notes.append(_training_budget(study))
+    notes += [flops_a_token(study.seq), cache_a_token(study.dtype)]
+    return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
+
+
+def _held_fixed(study: Study) -> str:
+    """What every shape has in common, as the first of them has it."""
+    spec, first = study.family.spec, study.shapes[0].stack
+    tied = "tied" if spec.tie_word_embeddings else "untied"
+    kv = (
+        ""
+        if first.num_key_value_heads is None
+        else f", {first.num_attention_heads} heads and {first.num_key_value_heads} kv heads at h = "
+        f"{first.hidden_size:,}"
+    )
+    width = "active d_ff" if first.mixture_of_experts else "d_ff"
+    return (
+        f"held fixed: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary "
+        f"{spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay integers"
+    )
+
+
+def _training_budget(study: Study) -> str:
+    budget = study.budget
+    tokens = (
+        f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
+        if budget.tokens is None
+        else f"{units.count(budget.tokens)} tokens"
+    )
+    return (
+        f"training FLOPs: {tokens} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
+        f"sequences of {budget.seq:,}"
+    )
+
+
+def _active(study: Study) -> list[int]:
+    """Active parameters per token: of the model itself, else of the budget; least and most of several mixtures."""
+    own = [shape.active for shape in study.shapes if shape.target]
+    if own or not study.shapes[0].stack.mixture_of_experts:
+        return own or [study.budget.value]
+    return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
+
+
+def _sources(study: Study, preset: Preset) -> Sequence[str]:
+    notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
+    if study.shapes[0].stack.mixture_of_experts:
+        notes.append("the studies are of dense models, and this one is a mixture of experts")
+    if study.budget.kind == "parameters":
+        tokens = " to ".join(units.count(TOKENS_PER_PARAMETER * n) for n in _active(study))
+        notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
+    if study.scaled is not None:
+        h, layers, ratio = study.scaled
+        notes.append(
+            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {h:,.0f}, L = "
+            f"{layers:.0f}. The exponents are that "
+            "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
+            "proportion to C^0.5"
+        )
+    return notes

@@ -1,0 +1,69 @@
+"""Of which rank of a layout an answer is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..flow.tree import spans
+from .notes import plural
+
+if TYPE_CHECKING:
+    from ..algebra import Number
+    from ..parallel.layout import Layout
+    from ..parallel.rank_model import Share
+
+
+def layout_text(layout: Layout) -> str:
+    """`tp 2 · sp · pp 4 · dp 8`: the groups of more than one rank; sp is sequence parallelism."""
+    return " · ".join(_groups(layout)) or ALONE
+
+
+def layout_cell(layout: Layout) -> str:
+    """`tp2 sp pp4 dp8`: the same in a table, where it breaks between groups alone."""
+    return " ".join(group.replace(" ", "") for group in _groups(layout)) or ALONE
+
+
+ALONE = "one device"
+
+
+def _groups(layout: Layout) -> list[str]:
+    names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
+    words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    if layout.sequence_parallel:
+        words.insert(1 if layout.tp > 1 else 0, "sp")
+    if layout.zero:
+        words.append(f"ZeRO-{layout.zero}")
+    return words
+
+
+def share_data(share: Share | None) -> dict[str, Any]:
+    """What a document of one rank has beside that of a whole model."""
+    return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
+
+
+def with_rank(aside: str, share: Share | None) -> str:
+    """`decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
+    return aside if share is None else f"{aside}; {rank_text(share)}"
+
+
+def rank_text(share: Share) -> str:
+    """`rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
+    layout, chunks = share.layout, share.model.chunks
+    where = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
+    if layout.pp == 1:
+        return where
+    return f"{where}, layers {spans(chunks.layers)}" if chunks.layers else f"{where}, no layers"
+
+
+def share_notes(share: Share | None, *more: str) -> list[str]:
+    """Of which rank the numbers are, and why of this one. more: what is to be said of ranks besides."""
+    if share is None:
+        return []
+    return [f"rank {share.rank:,} is {share.why}" if share.why else "", *more]
+
+
+def copies_text(copied: dict[str, Number]) -> str:
+    """`other ranks of its tensor group have these too: norm 266,240`; empty without any."""
+    parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
+    return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""

@@ -1,0 +1,261 @@
+"""`llmcalc verify`: which quantities agree, and every place where one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from .. import units
+from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
+from .document import Column, Report, Row, Table, one_or_list
+from .notes import plural
+
+SHORT = {
+    "parameters": "params", "buffers": "buffers", "forward_flops": "forward", "train_flops": "fwd+bwd",
+    "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache", MEMORY: "memory",
+    LOSS: "loss",
+}  # fmt: skip
+
+NAMES = {
+    "parameters": "parameters",
+    "buffers": "buffer elements",
+    "forward_flops": "FLOPs of a forward pass",
+    "train_flops": "FLOPs forward and backward",
+    "prefill_flops": "FLOPs of prefill",
+    "decode_flops": "FLOPs of decoding",
+    "cache_bytes": "bytes of cache",
+    MEMORY: "bytes of memory",
+    LOSS: "the loss",
+}
+
+WHAT = {MEMORY: "moment", LOSS: "step"}
+"""Quantity → what its checks are of, where that is no node."""
+
+MOST_FAILURES = 20
+
+MOST_MISSING = 5
+"""Names in a note."""
+
+
+def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
+    """One line a model, then one line a mismatch. skipped: model → why the witness could not serve it."""
+    data = [v.data() for v in verdicts] + [
+        {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
+    ]
+    return Report(one_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested(verdicts))
+
+
+def _untested(verdicts: list[Verdict]) -> list[str]:
+    """One warning for what states no witness of its memory, with the models that use it where there are several."""
+    models: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for one in verdict.untested:
+            models.setdefault(str(one), []).append(verdict.target)
+    several = len(verdicts) > 1
+    names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
+    return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
+
+
+def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
+    there = {_group(c) for v in verdicts for c in v.checks}
+    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in there]
+    columns = [
+        Column("target", "model", justify="left"),
+        *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),
+    ]
+    columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
+    shown = len(columns) - (MEMORY in seen)  # all of them would not fit 80 columns
+    rows = [[v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)] for v in verdicts]
+    rows += [[name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None] for name in skipped]
+    notes = _notes(verdicts, skipped)
+    return Table("", columns[:shown], [Row(row[:shown]) for row in rows], notes=notes, name="checks")
+
+
+def _speed(measured: dict[str, Any]) -> str:
+    """What the device made of one forward pass, in a line."""
+    rate = (
+        f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
+    )
+    memory = (
+        f"; weights {units.memory(measured['weights_bytes'])}, peak {units.memory(measured['peak_allocated_bytes'])}"
+        if "weights_bytes" in measured
+        else ""
+    )
+    return (
+        f"{rate} in {units.seconds(measured['forward_seconds'])} on {measured['device']}, torch "
+        f"{measured['torch']}{memory} (information, not checked)"
+    )
+
+
+def _group(check: Check) -> str:
+    """The quantity under which a check is reported: all of memory are one."""
+    return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
+
+
+def _verdict(verdict: Verdict, quantity: str) -> str | None:
+    """`=` where every node agrees; `±` where one differs as explained; `≈` where they are within bounds; how many
+    differ otherwise; empty where nothing was compared.
+    """
+    checks = [c for c in verdict.checks if _group(c) == quantity]
+    wrong = sum(not c.ok for c in checks)
+    agreed = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
+    return None if not checks else f"≠ {wrong}" if wrong else agreed
+
+
+def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+    notes = _untested(verdicts)
+    agreed, wrong = sum(v.ok for v in verdicts), sum(not v.ok for v in verdicts)
+    checks = sum(len(v.checks) for v in verdicts)
+    explained = any(v.ok and any(c.explained for c in v.checks) for v in verdicts)
+    if len(verdicts) + len(skipped) == 1 and wrong:
+        notes.append(f"{len(verdicts[0].failures):,} of {plural(checks, 'check')} failed")
+    elif len(verdicts) + len(skipped) > 1:
+        counted = f"{agreed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
+        notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
+    near = [c for v in verdicts for c in v.checks if c.within]
+    notes += _explained(verdicts)
+    notes.append(
+        "=: all checks pass"
+        + ("; ±: they differ, explained above" if explained else "")
+        + (f"; ≈: {_bounds(near)}" if near else "")
+        + ("; ≠: number of mismatching nodes; difference: measured − closed form" if wrong else "")
+    )
+    if verdicts and verdicts[0].witness.startswith("reference"):
+        info = verdicts[0].info
+        size = (
+            f"{info['batch']} × {info['seq']} tokens"
+            if len(verdicts) == 1
+            else f"batch {info['batch']}, enough tokens to fill every window"
+        )
+        shared = any(v.info["layers_run"] != v.info["layers"] for v in verdicts)
+        notes.append(
+            f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
+            + ("; identical layers are run once (--every-layer runs all)" if shared else "")
+        )
+        notes += _memory(verdicts)
+    if verdicts and verdicts[0].witness == "distributed":
+        notes += _distributed(verdicts)
+    if verdicts and verdicts[0].witness == "transformers":
+        classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
+        notes.append(f"against transformers on meta, eager attention: {classes}")
+        notes.append(_coverage(verdicts))
+    if verdicts and verdicts[0].witness == "published":
+        notes.append("against the published count of the released weights")
+    for verdict in verdicts:
+        if "measured" in verdict.info:
+            notes.append(f"{verdict.target}: {_speed(verdict.info['measured'])}")
+    for why in dict.fromkeys(skipped.values()):
+        notes.append(f"skipped, {why}: {', '.join(name for name, reason in skipped.items() if reason == why)}")
+    return notes
+
+
+def _explained(verdicts: list[Verdict]) -> list[str]:
+    """One note per model whose count differs by an amount that its preset states and explains."""
+    return [
+        f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
+        f"{v.info['note']}"
+        for v in verdicts
+        if v.info.get("difference")
+    ]
+
+
+def _bounds(checks: list[Check]) -> str:
+    """How far quantities may be from their closed forms."""
+    found: dict[float, dict[str, None]] = {}
+    for check in checks:
+        name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
+        found.setdefault(check.within, {})[name] = None
+    return ", ".join(
+        f"within {units.percent(most, 1 if most > 1e-4 else 3)} ({', '.join(names)})"
+        for most, names in sorted(found.items())
+    )
+
+
+def _memory(verdicts: list[Verdict]) -> list[str]:
+    """What was run where memory is compared, and what was left out."""
+    found = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in found if memory["runs"]]
+    if len(notes) > 1:
+        notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
+    for name, memory in found:
+        reasons: dict[str, list[str]] = {}
+        for phase, why in memory["left_out"].items():
+            reasons.setdefault(why, []).append(phase)
+        notes += [f"{name}: memory of {', '.join(phases)} not compared: {why}" for why, phases in reasons.items()]
+    return notes
+
+
+def _distributed(verdicts: list[Verdict]) -> list[str]:
+    """Which processes ran, and what of theirs is not compared."""
+    info = verdicts[0].info
+    layout = info["layout"]
+    degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
+    degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
+    scratch = sorted({pair for one in verdicts for pair in one.info["scratch_bytes"].items()})
+    kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
+    return [
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
+        f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
+        "replica; loss: against one process",
+        f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
+        f"block of each: {', '.join(f'{name} {units.memory(size)}' for name, size in scratch) or 'none'}",
+    ]
+
+
+def _coverage(verdicts: list[Verdict]) -> str:
+    """How many of the parts that hold parameters the witness has by themselves, and which it has not."""
+    found = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    alone, summed = sum(len(c.alone) for _, c in found), sum(len(c.summed) for _, c in found)
+    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in found for path in c.missing]
+    shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
+    return (
+        f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters are compared individually"
+        + (f", {summed:,} as sums, where the class fuses several modules into one" if summed else "")
+        + (f", {len(missing):,} only within the totals above them: {shown}" if missing else "")
+    )
+
+
+def _where(check: Check) -> str:
+    """The node; of memory, the moment: `training: backward peak`."""
+    moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
+    if not check.node:
+        return moment
+    return f"{check.where}: {moment}" if check.quantity.startswith(MEMORY) else check.where
+
+
+def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
+    """Every place where the two numbers differ: a table for each quantity of each model."""
+    left = MOST_FAILURES
+    columns = (
+        Column("node", "node", justify="left"),
+        Column("closed_form", "closed form", units.exact),
+        Column("measured", "measured", units.exact),
+        Column("difference", "difference", justify="left", wrap=True),
+    )
+    for verdict in verdicts:
+        for quantity, group in groupby(verdict.failures, key=_group):
+            checks = list(group)
+            shown, left = checks[:left], left - len(checks[:left])
+            rows = [
+                Row(
+                    [
+                        _where(c),
+                        c.closed_form,
+                        "none" if c.measured is None else c.measured,
+                        c.explanation(verdict.sizes),
+                    ]
+                )
+                for c in shown
+            ]
+            notes = [f"{len(checks) - len(shown):,} more (--format json lists all)"] if len(shown) < len(checks) else []
+            yield Table(
+                verdict.target,
+                columns,
+                rows,
+                name=quantity.strip("."),
+                target=verdict.target,
+                notes=notes,
+                answer=f"{plural(len(checks), WHAT.get(quantity, 'node'))} differ{'s' * (len(checks) == 1)} in "
+                f"{NAMES[quantity]}",
+            )

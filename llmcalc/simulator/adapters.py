@@ -1,0 +1,65 @@
+"""Low-rank adapters beside frozen weights (LoRA: Hu et al. 2021, arXiv:2106.09685; QLoRA: Dettmers et al. 2023,
+arXiv:2305.14314).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra import Number
+from ..workload.lora import Base, Library, nf4_bytes
+from .tensor import FLOAT32, Dtype
+
+FREES_INPUTS = (0, 43, 2)
+"""The first version of bitsandbytes whose products with 4-bit weights do not keep their inputs (#1270, July 2024)."""
+
+KEEPS_DTYPE = (0, 43, 0)
+"""The first version of bitsandbytes that decodes to the type of the weights, not always to float16 (#970)."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What is trained in the place of the weights, which are frozen.
+
+    rank: the width of each adapter. targets: names of the linear layers that have one (`q_proj`).
+    dropout: whether its input passes dropout. dtype: the number format of adapters and of their computation.
+    base: how the frozen matrices of the layers are stored.
+    library: whose adapters run. `peft` (default) casts an adapter's input to the adapter's type, and the sum back
+        (peft/tuners/lora/layer.py); `torchtune` casts nothing (torchtune/modules/peft/lora.py); `litgpt` neither, and
+        has one adapter for queries, keys and values together (lit_gpt/lora.py, `LoRAQKVLinear`).
+    copies: names of modules of which a copy is trained in full beside the frozen original (`modules_to_save` of PEFT),
+        none by default.
+    quantized_head: whether a base in 4 bits includes the output head: false by default, as in transformers; Lightning
+        Fabric stores every linear layer so.
+    bitsandbytes: the version of bitsandbytes whose products run, such as `0.41.1`; the newest by default.
+    """
+
+    rank: int
+    targets: frozenset[str]
+    dropout: bool = False
+    dtype: Dtype = FLOAT32
+    base: Base = "none"
+    library: Library = "peft"
+    copies: frozenset[str] = frozenset()
+    quantized_head: bool = False
+    bitsandbytes: str = ""
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether a product with a 4-bit weight keeps its input until the whole graph is freed.
+
+        Such a version stores it as an attribute of the node (`ctx.tensors`), which no checkpointing removes.
+        """
+        return self._older_than(FREES_INPUTS)
+
+    @property
+    def decodes_to_half(self) -> bool:
+        """Whether a 4-bit weight is decoded to float16 first, and then copied to the type of the product."""
+        return self._older_than(KEEPS_DTYPE)
+
+    def _older_than(self, version: tuple[int, ...]) -> bool:
+        return bool(self.bitsandbytes) and tuple(map(int, self.bitsandbytes.split("."))) < version
+
+    def stored_bytes(self, weights: Number) -> Number:
+        """Bytes of a matrix of that many weights in 4 bits, with its scales."""
+        return nf4_bytes(weights, self.base == "nf4-dq")

@@ -1,0 +1,358 @@
+"""Autograd over sizes: operations record nodes, and the backward pass runs them in torch's order.
+
+Source: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`) and input_buffer.cpp
+(`accumulate`) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias
+
+from ..algebra import Number
+from ..errors import InputError
+from .strides import Shape, Strides, elementwise, is_dense, is_one
+from .tensor import Dtype, Meter, Storage, Tensor, empty
+
+Gradient: TypeAlias = Tensor | None
+Needs: TypeAlias = Sequence[bool]
+Backward: TypeAlias = Callable[..., Sequence[Gradient]]
+"""backward(gradient, needs, *saved) → a gradient per input.
+
+gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
+needs: for each input, whether its gradient is wanted.
+"""
+
+
+class Saved:
+    """A tensor that a node keeps for the backward pass."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
+class Results(Protocol):
+    """Keeps results of operations, or gives them back."""
+
+    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """The result of the operation of that name, which `make` would compute."""
+
+
+class Graph:
+    """The state of autograd that all operations of a run share.
+
+    enabled: whether operations record nodes.
+    adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
+        TorchDispatchMode, such as torch's own memory trackers, it never is.
+    subclasses: whether operations run on a subclass of tensors (`DTensor`), whose gradients are never added in place;
+        false by default.
+    compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory that
+        eager autograd does not; false by default.
+    autocast: the type in which products run (torch.autocast); None for that of their inputs.
+    packs: the hooks that keep saved tensors; the last one applies.
+    keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
+        and is dropped.
+    completed: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    on_sum: what is called with the bytes of each sum of two gradients, and with whether it is made in place; None
+        (default) for nothing.
+    away: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
+    results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
+        self.subclasses = self.compiled = False
+        self.autocast: Dtype | None = None
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.packs: list[Callable[[Tensor], Saved]] = []
+        self.completed: Callable[[Tensor], None] | None = None
+        self.on_sum: Callable[[Number, bool], None] | None = None
+        self.away: Callable[[Tensor], Saved] | None = None
+        self.results: Results | None = None
+        self.numbers = itertools.count()
+
+    def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+        """A new tensor with a storage of its own."""
+        return empty(self.meter, shape, dtype, strides)
+
+    def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
+        """The sum over the axes along which that shape was broadcast to x's, as `at::sum_to` makes it: without those
+        in front of the shape it is a view of the sum.
+        """
+        made = self.new(shape, x.dtype)
+        made.has_base = 0 < len(shape) < len(x.shape)
+        return made
+
+    def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+        """A result of a product. name: the operation's name, by which its results may be kept."""
+        if self.results is None:
+            return self.new(shape, dtype, strides)
+        return self.results.made(name, lambda: self.new(shape, dtype, strides))
+
+    def save(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor for the backward pass."""
+        return self.packs[-1](tensor) if self.packs else self.keep(tensor)
+
+    def keep(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor for the backward pass, whether parts run again or not."""
+        if self.away is not None:
+            return self.away(tensor)
+        self.meter.kept(tensor.storage.block, "activations")
+        return Saved(tensor.detached())
+
+    def leave_autocast(self) -> None:
+        """The context of autocast ends: it no longer holds the copies of weights that it made."""
+        self.autocast, self.casts = None, {}
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+
+class Node:
+    """An operation in the backward graph.
+
+    number: its number in the order of creation; the backward pass runs the highest first.
+    place: where its operation ran.
+    edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
+        no gradient is wanted.
+    inputs: per input, the shape and type that its gradient has in the end.
+    outputs: the number of its outputs.
+    attributes: what it keeps beside saved tensors, until the graph itself is freed.
+    alone: whether gradients of its outputs are never added in place.
+    compiled: whether it runs in compiled code, where a view may be added to in place.
+    """
+
+    __slots__ = (
+        "alone", "attributes", "backward", "compiled", "edges", "hooks",
+        "inputs", "name", "number", "outputs", "place", "saved",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
+        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
+        self.edges: list[tuple[Node, int] | Tensor | None] = []
+        self.inputs: list[tuple[Shape, Dtype]] = []
+        for t in ins:
+            self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
+            self.inputs.append((t.shape, t.dtype))
+        self.backward: Backward | None = backward
+        self.outputs, self.alone = outputs, graph.subclasses
+        self.compiled = graph.compiled and self.place.turn >= 0
+        self.saved: list[Saved] = []
+        self.attributes: list[object] = []
+        self.hooks: list[Callable[[], None]] = []
+
+
+def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
+    """Whether an operation on these tensors records a node."""
+    if graph.enabled:
+        for t in ins:
+            if t.node is not None or t.leaf:
+                return True
+    return False
+
+
+def record(
+    graph: Graph,
+    name: str,
+    ins: Sequence[Tensor],
+    out: Tensor | Callable[[], Tensor],
+    backward: Backward,
+    *saves: Tensor,
+) -> Tensor:
+    """Records the node of `out`, computed from `ins`, if a gradient is wanted. saves: tensors its backward reads.
+
+    out: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
+    """
+    if not recorded(graph, ins):
+        return out() if callable(out) else out
+    node = Node(graph, name, ins, backward)
+    if saves:
+        node.saved = [graph.save(t) for t in saves]
+    made = out() if callable(out) else out
+    made.node = node
+    return made
+
+
+def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:
+    """Records one node of several outputs."""
+    if recorded(graph, ins):
+        node = Node(graph, name, ins, backward, len(outs))
+        for i, out in enumerate(outs):
+            out.node, out.output = node, i
+
+
+def saved_storages(out: Tensor) -> list[Storage]:
+    """Every storage that the graph behind a tensor keeps for the backward pass, once."""
+    found: dict[int, Storage] = {}
+    todo = [] if out.node is None else [out.node]
+    seen = {id(node) for node in todo}
+    while todo:
+        node = todo.pop()
+        found |= {id(each.tensor.storage): each.tensor.storage for each in node.saved}
+        for edge in node.edges:
+            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                todo.append(edge[0])
+    return list(found.values())
+
+
+def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
+    """Runs the backward pass from `out` with that gradient, which its caller holds until the end.
+
+    The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
+    torch's engine), nothing by default.
+    """
+    assert out.node is not None
+    waiting = _uses_of_leaves(out.node)
+    held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
+    queue, queued = [(-out.node.number, out.node)], {id(out.node)}
+    attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
+    place = None
+    with graph.no_grad():
+        while queue:
+            _, node = heapq.heappop(queue)
+            if node.place is not place:
+                place = node.place
+                graph.meter.place = place.in_backward()
+            outs = _called(graph, node, held)
+            attributes += node.attributes
+            node.saved = []
+            node.backward = None
+            edges, node.edges = node.edges, []
+            del node
+            for i, target in enumerate(edges):
+                given, outs[i] = outs[i], None
+                if target is None:
+                    continue
+                key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
+                if given is not None:
+                    if key in held:
+                        _add(graph, held, key, given, None if isinstance(target, Tensor) else target[0])
+                    else:
+                        held[key] = given
+                        if not isinstance(target, Tensor) and key[0] not in queued:
+                            queued.add(key[0])
+                            heapq.heappush(queue, (-target[0].number, target[0]))
+                del given
+                if isinstance(target, Tensor):
+                    attributes.append(target)  # by the node that accumulates its gradient
+                    waiting[key[0]] -= 1
+                    if not waiting[key[0]] and key in held:
+                        _accumulate(graph, target, held.pop(key))
+            del edges, target
+        if at_end is not None:
+            at_end()
+
+
+def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+    """The gradients of a node's inputs. What it saved and the gradients that came live until they are made."""
+    if node.backward is None:
+        raise InputError(
+            f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
+            "by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
+        )
+    for hook in node.hooks:
+        hook()
+    came: Gradient | list[Gradient]
+    if node.outputs == 1:
+        came = held.pop((id(node), 0), None)
+    else:
+        came = [held.pop((id(node), i), None) for i in range(node.outputs)]
+    saved = [each.unpack() for each in node.saved] if node.saved else ()
+    needs = [edge is not None for edge in node.edges]
+    outs = list(node.backward(came, needs, *saved))
+    del saved  # what was made again goes now; what the node keeps stays until it has run
+    for i, (shape, dtype) in enumerate(node.inputs):
+        if not needs[i]:
+            outs[i] = None
+            continue
+        given = outs[i]
+        if given is None:
+            continue
+        if given.shape != shape:  # the gradient of what was broadcast is summed
+            outs[i] = given = graph.summed_to(shape, given)
+        if given.dtype is not dtype:  # the order of axes stays
+            outs[i] = graph.new(shape, dtype, elementwise(((given.shape, given.strides),), shape))
+        del given
+    return outs
+
+
+def _own(given: object) -> int:
+    return sys.getrefcount(given)
+
+
+OWN = _own(object())
+"""The references that `sys.getrefcount` counts of what a function's variable alone holds: 2, and from Python 3.14 on 1,
+where calls borrow variables."""
+
+
+def _add(
+    graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, node: Node | None
+) -> None:
+    """Adds a further gradient to the first, in place where nothing else holds that.
+
+    node: whose output's gradient it is; None for a trained tensor's.
+
+    Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
+    another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
+    an input with several axes before the last, are views, so that a second gradient makes a third tensor.
+    """
+    old = held[key]
+    if given.shape != old.shape:
+        given = graph.new(old.shape, given.dtype)
+    alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
+    alone = alone and (not old.has_base or (node is not None and node.compiled))
+    in_place = graph.adds_in_place and alone and is_dense(old.shape, old.strides) and (node is None or not node.alone)
+    if graph.on_sum is not None:
+        graph.on_sum(old.bytes, in_place)
+    if not in_place:
+        strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
+        held[key] = graph.new(old.shape, old.dtype, strides)
+
+
+def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
+    """All gradients of a trained tensor are there: they become its `grad`, or are added to it in place.
+
+    What something else holds, or is stored in another order than the tensor itself, is copied first.
+    """
+    if leaf.grad is None and graph.keeps_gradients:
+        if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
+            given = graph.new(leaf.shape, given.dtype, leaf.strides)
+        leaf.grad = given.detached() if given.has_base else given
+        graph.meter.kept(given.storage.block, "gradients")
+    if graph.completed is not None:
+        graph.completed(leaf)
+
+
+def _stored_alike(given: Tensor, leaf: Tensor) -> bool:
+    sides = zip(leaf.shape, given.strides, leaf.strides, strict=True)
+    return all(is_one(size) or a == b for size, a, b in sides)
+
+
+def _uses_of_leaves(root: Node) -> dict[int, int]:
+    """Per trained tensor behind a node, the number of its uses."""
+    uses: dict[int, int] = {}
+    seen, todo = {id(root)}, [root]
+    while todo:
+        for edge in todo.pop().edges:
+            if isinstance(edge, Tensor):
+                uses[id(edge)] = uses.get(id(edge), 0) + 1
+            elif edge is not None and id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                todo.append(edge[0])
+    return uses

@@ -1,0 +1,59 @@
+"""Which of several kernels runs for a step, where people choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Implementation, NormImplementation
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The kernels that run.
+
+    attention: `eager` computes all scores, step by step; `sdpa-math` is the fallback of torch's
+        scaled_dot_product_attention, in float32; `flash` keeps no scores.
+    norm: `eager` normalizes step by step in float32; `fused` is one kernel.
+    cross_entropy: `eager` copies the logits to float32; `fused` writes their gradient over them; `chunked` computes
+        them, and their gradients, for a few tokens at a time; `split` runs the output head for a chunk of tokens at a
+        time and computes the loss of each chunk by itself, and the graph keeps them all (torchtune,
+        `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`).
+    mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
+        its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
+    logits_dtype: the number format in which the loss reads the logits; by default float32 for `eager`, else their own.
+    loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
+    keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
+        has run; false by default.
+    fused_qkv: whether queries, keys and values are one product, whose result they are views of (GPT-NeoX, Qwen 1,
+        Phi-3, LitGPT); false by default.
+    compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
+        computed again in the backward pass, and so is what the loss computes of the logits; false by default.
+    compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
+    capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is dropped.
+        Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
+        capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
+    workspace: whether fused kernels take the temporary memory that they take on a GPU; on meta they take none.
+    """
+
+    attention: AttentionImplementation = "eager"
+    norm: NormImplementation = "eager"
+    cross_entropy: CrossEntropy = "eager"
+    mamba2: Mamba2Implementation = "combined"
+    logits_dtype: str | None = None
+    loss_chunk: int | None = None
+    keeps_logits: bool = False
+    fused_qkv: bool = False
+    compiled: bool = False
+    compiled_loss: bool = True
+    capacity: Fraction | None = None
+    workspace: bool = True
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether torch.compile is estimated for the loss."""
+        return self.compiled and self.compiled_loss
+
+
+EAGER = Choices()
+"""Every step by itself, as the reference runs it."""

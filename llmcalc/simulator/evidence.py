@@ -1,0 +1,75 @@
+"""The kernels that a run of torch's profile takes, each with the witness that is stated above its method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from ..evidence import UNTESTED, Evidence, Witness, witness_of
+from ..flow.program import Alternatives, Item, Step
+from ..flow.record import Flow
+from .choices import EAGER, Choices
+from .lowering import Lowering
+
+CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
+"""The fields of `Choices` whose values name a kernel."""
+
+
+def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices) -> list[Evidence]:
+    """The kernels of a program's steps, and those that are chosen in the place of the default."""
+    names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
+    steps = [(name, getattr(profile, name, None)) for name in names]
+    found = [Evidence("kernel", short(name), _stated(kernel)) for name, kernel in steps if kernel is not None]
+    return [*found, *chosen_kernels(profile, choices)]
+
+
+def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Evidence]:
+    """Yields the kernels that run in the place of the default; one whose method states no witness is untested."""
+    kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
+    for field in fields(choices):
+        value = getattr(choices, field.name)
+        if field.name not in CHOSEN or value == getattr(EAGER, field.name):
+            continue
+        stated = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
+        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, stated), UNTESTED))
+
+
+def choice_name(field: str, value: object) -> str:
+    """The name of a kernel that is chosen: `flash attention`, `compiled`."""
+    return field if value is True else f"{value} {field}"
+
+
+def short(name: str) -> str:
+    """The name of a kernel: that of its verb, or of its method."""
+    return name.removeprefix("do_")
+
+
+def kernels_of(step: Step) -> Iterator[str]:
+    """Yields the names of the methods that may run a step."""
+    yield f"do_{step.verb}"
+    op = type(step.op).__name__
+    if step.verb == "attention":
+        yield f"attention_{op}"
+    if step.verb == "core":
+        yield from (f"core_{op}", f"module_{op}", f"one_{op}")
+    if step.verb == "scan":
+        kind = step.how["kind"]
+        yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"one_{kind}")
+
+
+def every_step(items: Sequence[Item]) -> Iterator[Step]:
+    """Yields all steps of a program, in every form of those that have several."""
+    for item in items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from every_step(branch.items)
+        else:
+            yield from every_step(item.items)
+
+
+def _stated(kernel: object) -> Witness:
+    """The witness of a method."""
+    found = witness_of(kernel)
+    return found if isinstance(found, Witness) else UNTESTED

@@ -1,0 +1,804 @@
+"""Runs the steps of a program on tensors without values: what all profiles share.
+
+A profile has a method per verb, `do_<verb>`. This class calls them in the program's order, knows the tensor of every
+value, and lets go of it after the last step that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..algebra import is_zero
+from ..components.base import BY_TORCH
+from ..components.stack import BASE, SHARED
+from ..errors import InputError
+from ..evidence import compared
+from ..flow.axis import extent
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.record import Flow
+from ..flow.tree import Use
+from ..flow.value import Value, Weight
+from ..ops import State
+from ..workload.derived_rows import QueryKeyPairs
+from ..workload.recompute import NONE, Recompute, check_nodes
+from ..workload.rows import ONCE, SOURCE, TOKENS, Rows
+from ..workload.run_config import Sight
+from .adapters import Adapters
+from .aten import Aten
+from .autograd import Graph
+from .checkpoint import Run, checkpoint, reentrant
+from .choices import EAGER, Choices
+from .layer_pattern import folded, in_order
+from .liveness import among, is_a_layer, last_readers, modules_below, unused, view_of
+from .meter import NoMeter, Place
+from .strides import Shape, count
+from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
+
+Path: TypeAlias = tuple[Any, ...]
+"""The path of a module, with the indices of layers: whose parameters they are."""
+
+Found: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+"""The parameters and buffers that a program reads, without memory, in the order in which it does; which are buffers."""
+
+INPUTS = (TOKENS, SOURCE)
+"""The rows whose token ids the model is given."""
+
+
+ENTRY = "entry"
+"""The key of what a program is given in the place of its first layers."""
+
+
+class Unsupported(InputError):
+    """A step that a profile has no kernels for."""
+
+
+@dataclass
+class Frame:
+    """A module that runs.
+
+    named: the variables of its forward pass, which keep their tensors until it returns.
+    callers: while it runs a function of its own, the variables outside of that.
+    turn: for a layer, its index; owner: the index of the layer whose parameters it uses.
+    """
+
+    scope: Scope
+    named: dict[str, Any] = field(default_factory=dict)
+    callers: list[dict[str, Any]] = field(default_factory=list)
+    turn: int | None = None
+    owner: int | None = None
+
+
+@dataclass(frozen=True)
+class Again:
+    """A module that runs again by itself in the backward pass.
+
+    reads: the values that its steps read and do not make, beside the one that it is called with.
+    escapes: of the values that its steps make, those that steps outside of it read, beside its result.
+    lasts: the values that no step after it reads.
+    """
+
+    reads: tuple[Value, ...]
+    escapes: frozenset[int]
+    lasts: tuple[Value, ...]
+
+
+class Lowering:
+    """Lowers programs for one run.
+
+    sight: the run. graph: where operations are recorded. dtype: the type of weights and activations.
+    trained: whether weights get gradients.
+    recompute: what runs again in the backward pass, nothing by default.
+    include: the names of the optional parts that run (`llmcalc.optional`), none by default.
+    choices: which kernels run where people choose.
+    adapters: what is trained in the place of the weights; None if the weights are.
+    result: the value that the program computes. head: the output layer, where the loss computes its product.
+    logits: what the training loop names of the last run's logits, nothing by default.
+    further: the further results of the last run, such as the logits of multi-token-prediction modules.
+    buffers: the paths of the buffers that are read.
+    found: the parameters that `prepare` finds; None before it does. Those of a program that is alike may be given.
+    store: what each cache and state keeps between passes, by its path; None if no pass follows.
+    continues: whether this pass follows another, of which the store has kept something.
+    absent: the values that such a pass does not compute.
+    prepares: whether the run only finds the parameters.
+    skipped: whether a pass that follows no other has left out a step, and with it parameters.
+    below: the layers of the model that come before the first one here.
+    paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        sight: Sight,
+        dtype: Dtype,
+        trained: bool = True,
+        recompute: Recompute = NONE,
+        include: frozenset[str] = frozenset(),
+        choices: Choices = EAGER,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
+        self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
+        graph.compiled = choices.compiled
+        self.t = Aten(graph)
+        self.values: dict[int, Tensor] = {}
+        self.given: dict[Any, Tensor] = {}
+        self.weights: dict[Any, Tensor] = {}
+        self.buffers: set[Path] = set()
+        self.found: Found | None = None
+        self.frames: list[Frame] = []
+        self.memo: dict[Any, Any] = {}
+        self.further: list[Tensor] = []
+        self.result: Value | None = None
+        self.head: tuple[Tensor, Tensor | None] | None = None
+        self.logits: list[Tensor] = []
+        self.store: dict[Path, tuple[Tensor, ...]] | None = None
+        self.continues = self.paged = self.prepares = self.skipped = self.carries = False
+        self.absent: set[int] = set()
+        self.run_only: dict[int, int] = {}
+        self.after_first: Scope | None = None
+        self.loops = self.below = 0
+        self.last: dict[int, int] = {}
+        self.kept: set[int] = set()
+        self.stacks: dict[int, list[Tensor]] = {}
+        self.modules: dict[int, tuple[Path, str]] = {}
+        self.reads: dict[int, set[int]] = {}
+        self.makes: dict[int, set[int]] = {}
+        self.again: dict[int, Again] = {}
+        self.bound: dict[int, list[int]] = {}
+        self.unused: list[Tensor] = []
+
+    # --- tensors of values ------------------------------------------------------------------------------------------
+
+    def shape(self, value: Value) -> Shape:
+        """The shape of a value: [batch, rows, *axes]; [rows, *axes] if all sequences share it, [*axes] without rows."""
+        sizes = tuple(axis.size for axis in value.axes)
+        if value.rows is ONCE:
+            return sizes
+        rows = self.sight.new(value.rows)
+        return (self.sight.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
+
+    def get(self, value: Value) -> Tensor:
+        """The tensor of a value, in the value's shape; of other rows, the first of them."""
+        found = self.values.get(id(value))
+        if found is not None:
+            return found
+        if value.fixed and value.rows in self.given:  # audio frames
+            return self.given[value.rows]
+        if value.of is None:
+            raise self.unsupported("reads a value that no step has made")
+        x, shape = self.get(value.of), self.shape(value)
+        if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
+            if value.rows == value.of.rows:  # rows of earlier passes are there too
+                shape = (shape[0], x.shape[1], *shape[2:])
+            else:
+                x = self.t.slice(x, shape[1], 1)
+        return self.t.reshape(x, shape)
+
+    def missing(self, value: Value) -> bool:
+        """Whether this pass does not compute a value, because an earlier pass has cached what is made of it."""
+        if id(value) in self.values:
+            return False
+        return id(value) in self.absent or (value.of is not None and self.missing(value.of))
+
+    def follows(self, rows: Rows) -> bool:
+        """Whether an earlier pass has computed all of these rows: those of an encoder, which runs once."""
+        return self.continues and rows is not ONCE and is_zero(rows.new(self.sight.workload.with_(phase="decode")))
+
+    def taken(self, step: Step, value: Value) -> Tensor:
+        """The tensor of a value. If no later step reads it, the program lets go of it now, not after this step."""
+        x = self.get(value)
+        if self.last.get(id(value.storage)) == id(step):
+            self.forget(value.storage)
+        return x
+
+    def flat(self, value: Value, step: Step | None = None) -> Tensor:
+        """The tensor of a value as [batch, rows, width]; a copy where its heads are not stored side by side.
+
+        step: the step that takes it, as in `taken`.
+        """
+        x = self.get(value) if step is None else self.taken(step, value)
+        return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
+
+    def set(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to its tensor, under the value's own axes."""
+        if isinstance(value.rows, QueryKeyPairs):
+            self.bind(value, tensor)
+            return
+        shape = self.shape(value)
+        if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
+            shape = tensor.shape  # all sequences share it
+        self.bind(value, self.t.reshape(tensor, shape))
+
+    def bind(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to a tensor in a shape of its own: scores, and what belongs to pairs of a query and a key."""
+        self.values[id(value)] = tensor
+        self.bound.setdefault(id(value.storage), []).append(id(value))
+
+    def forget(self, root: Value) -> None:
+        """Lets go of a value's tensor, and of all views of it."""
+        for key in (id(root), *self.bound.pop(id(root), ())):
+            self.values.pop(key, None)
+
+    def span(self, tokens: Any) -> Tensor:
+        """The positions of the tokens, made once in a pass."""
+        key = ("span", tokens)
+        if key not in self.memo:
+            self.memo[key] = self.t.new((tokens,), INT64)
+        span: Tensor = self.memo[key]
+        return span
+
+    # --- parameters -------------------------------------------------------------------------------------------------
+
+    def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+        """The parameter of that name in a module, by default the one that runs, made when it is first needed."""
+        key = (*(self.module_path() if module is None else module), name)
+        return self.parameter(key, shape, self.dtype, self.adapters is None)
+
+    def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
+        """The buffer of that name in the module that runs. indices: whether it holds integers."""
+        key = (*self.module_path(), name)
+        self.buffers.add(key)
+        return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
+
+    def matrix(self, step: Step) -> Tensor:
+        """The weight [out, in] of a linear layer, which may be that of another step."""
+        assert step.weight is not None
+        shape = extent(step.weight.out), extent(step.weight.ins)
+        lent = step.how.get("lent")
+        if lent:
+            return self.weight(f"{lent}.weight", shape, self.module_path(above=1))
+        return self._of(step.weight, step.name, shape)
+
+    def table(self, step: Step) -> Tensor:
+        """The weight [rows, width] of a table, which may be that of another step."""
+        assert step.weight is not None
+        return self._of(step.weight, step.name, (extent(step.weight.ins), extent(step.weight.out)))
+
+    def _of(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+        """A parameter that several steps may use: of the layer that runs, or else of the model."""
+        outside = ("", id(weight))
+        inside = (*outside, *(frame.turn for frame in self.frames if frame.turn is not None))
+        for key in (outside, inside):
+            if key in self.weights:
+                return self.weights[key]
+        self.weights[inside] = made = self.weight(f"{name}.weight", shape)
+        return made
+
+    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        """The parameter or buffer of that path, made when it is first needed."""
+        if key not in self.weights:
+            with counted_as(self.graph.meter, "weights"):
+                self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
+        return self.weights[key]
+
+    def module_path(self, above: int = 0) -> Path:
+        """The path of the module that runs, with the indices of the layers that own its parameters.
+
+        above: of which module around it instead, 1 for the nearest.
+        """
+        path: list[Any] = []
+        for i, frame in enumerate(self.frames[: len(self.frames) - above]):
+            path.append(frame.scope.name)
+            if frame.scope.nth is not None:
+                path.append(frame.scope.nth)
+            if frame.turn is not None:
+                shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
+                own = any(above.scope.per_layer for above in self.frames[i:])
+                path.append(frame.owner if shared and not own else frame.turn)
+        return tuple(path)
+
+    def never_read(self, name: str, use: Use) -> list[Tensor]:
+        """The weights and buffers of a node of that name that no pass runs."""
+        meter, trained = self.graph.meter, self.trained and self.adapters is None
+        leaf = trained and not getattr(use.op, "frozen", False)
+        made = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
+        return [*made, empty(meter, (use.buffers(),), self.dtype)] if use.has("buffers") else made
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    @property
+    def cache_path(self) -> Path:
+        """The path of the module that runs, with the indices of all layers around it: whose caches these are."""
+        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.turn))
+
+    @property
+    def path(self) -> str:
+        """The path of the module that runs."""
+        return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
+
+    @property
+    def place(self) -> Place:
+        """Where memory is allocated now."""
+        turn = next((frame.turn for frame in self.frames if frame.turn is not None), -1)
+        return Place(self.graph.meter.place.phase, turn, self.path)
+
+    def unsupported(self, what: str, name: str = "") -> Unsupported:
+        """The error of a step that has no kernels here. name: the step's own name."""
+        return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {what}")
+
+    def run(self, program: Flow) -> Tensor:
+        """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
+        assert program.result is not None
+        self.result, self.continues = program.result, bool(self.store)
+        self.absent = set()
+        self.last, self.kept = last_readers(program.root, self.branch, self.skips)
+        self.last.pop(id(program.result.storage), None)
+        self.further = []
+        self._look_through(program.root)
+        self.loops = 0
+        if program.entry is not None:
+            self.bind(program.entry, self.given.pop(ENTRY))
+        self.module(Frame(program.root))
+        out = self.get(program.result)
+        self.values.clear()
+        self.bound.clear()
+        self.memo = {}
+        return out
+
+    def prepare(self, program: Flow) -> None:
+        """Makes all parameters, in the order in which the program uses them."""
+        if self.found is None:
+            self.found = self._find_parameters(program)
+        made: dict[int, Tensor] = {}
+        weights, self.buffers = self.found
+        with counted_as(self.graph.meter, "weights"):
+            for key, weight in weights.items():  # a shared parameter has several keys
+                if id(weight) not in made:
+                    self.graph.meter.whose = key
+                    made[id(weight)] = self.made_parameter(key, weight)
+                self.weights[key] = made[id(weight)]
+            self.graph.meter.whose = None
+        self.prepare_unread(program)
+
+    def _find_parameters(self, program: Flow) -> Found:
+        """Runs a program on tensors without memory."""
+        dry = type(self)(
+            Graph(NoMeter()),
+            self.sight,
+            self.dtype,
+            self.trained,
+            include=self.include,
+            choices=self.choices,
+            adapters=self.adapters,
+        )
+        dry.graph.enabled, dry.run_only, dry.prepares, dry.below = False, self.run_only, True, self.below
+        dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
+        dry.take_frames(program)
+        dry.enter(program)
+        dry.run(program)
+        return dry.weights, dry.buffers
+
+    def made_parameter(self, key: Path, like: Tensor) -> Tensor:
+        """The parameter or buffer of that path. like: the one of a run that has found it."""
+        return empty(self.graph.meter, like.shape, like.dtype, leaf=like.leaf)
+
+    def prepare_unread(self, program: Flow) -> None:
+        """Makes the parameters that no pass reads."""
+        with counted_as(self.graph.meter, "weights"):
+            for name, use, times in unused(program.root):
+                self.unused += [weight for _ in range(times) for weight in self.never_read(name, use)]
+
+    def take_frames(self, program: Flow) -> None:
+        """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""
+        if program.frames is not None:
+            batch, rows, values = self.shape(program.frames)
+            frames = self.graph.new((batch, values, rows), self.dtype)
+            self.given[program.frames.rows] = self.t.transpose(frames, 1, 2)
+
+    def enter(self, program: Flow) -> Tensor | None:
+        """Makes what the next run of a program is given in the place of its first layers, if it lacks them."""
+        if program.entry is None:
+            return None
+        with counted_as(self.graph.meter, "communication"):
+            given = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+        self.given[ENTRY] = given
+        return given
+
+    @property
+    def parameters(self) -> list[tuple[Any, Tensor]]:
+        """Every trained parameter once, with its path."""
+        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
+
+    def _look_through(self, root: Scope) -> None:
+        """Finds which values each layer reads from outside, and which it makes; and the modules that run again."""
+        if self.recompute.nodes:
+            self._look_for_nodes(root)
+        if not self.recompute.layers:
+            return
+        self.carries = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
+        for scope in root.scopes():
+            if scope.takes is not None:
+                steps = list(scope.steps(idle=False))
+                made = {id(out) for step in steps for out in step.outs}
+                read = {id(value.storage) for step in steps for value in step.ins}
+                below = {id(scope.takes.storage)} - self.kept
+                self.makes[id(scope)], self.reads[id(scope)] = made, read - made - below
+
+    def _look_for_nodes(self, root: Scope) -> None:
+        """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
+        modules = [one for scope in root.scopes() if is_a_layer(scope) for one in modules_below(scope)]
+        check_nodes(self.recompute.nodes, (path for path, _ in modules))
+        for path, scope in modules:
+            if path in self.recompute.nodes:
+                self.again[id(scope)] = self._read_and_made(scope, root)
+
+    def _read_and_made(self, scope: Scope, root: Scope) -> Again:
+        steps = list(scope.steps(idle=False))
+        inside, made = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
+        read = {id(value): value for step in steps for value in step.ins if among(value, made) is None}
+        others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
+        return Again(
+            tuple(value for value in read.values() if not view_of(value, scope.reads)),
+            frozenset(among(value, made) or 0 for value in others) - {0, id(scope.gives)},
+            tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
+        )
+
+    def module(self, frame: Frame) -> None:
+        """Runs a module. Its caller holds the input that it is given until it returns."""
+        again = self.again.get(id(frame.scope))
+        if again is None:
+            self._module(frame)
+        else:
+            self._checkpointed_module(frame.scope, again)
+
+    def _checkpointed_module(self, scope: Scope, again: Again) -> None:
+        """Runs a module that runs again by itself. What it reads beside its argument stays as it is now, and what all
+        layers read, which the reference passes to every module.
+        """
+        assert scope.reads is not None
+        assert scope.gives is not None
+        reads, gives = scope.reads, scope.gives
+        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        outside = {key: self.values[key] for key in self.kept if key in self.values}
+        outside |= {id(one): self.values[id(one)] for value in again.reads if (one := self._bound(value)) is not None}
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound = {**outside, id(reads): arguments[0]}, {}
+            self.frames, self.memo = list(above), memo
+            try:
+                self._module(Frame(scope))
+                before[0].update({key: self.values[key] for key in again.escapes if key in self.values})
+                return self.get(gives)
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        out = self.checkpointed(run, [self.get(reads)])
+        for value in again.lasts:
+            self.forget(value.storage)
+        self.bind(gives, out)
+
+    def _bound(self, value: Value | None) -> Value | None:
+        """The value itself or the nearest one it is a view of, whichever has a tensor."""
+        while value is not None and id(value) not in self.values:
+            value = value.of
+        return value
+
+    def _module(self, frame: Frame) -> None:
+        scope = frame.scope
+        argument = None if scope.reads is None else self.get(scope.reads)
+        self.frames.append(frame)
+        meter = self.graph.meter
+        outside, meter.place = meter.place, self.place
+        memo, self.memo = self.memo, {} if scope.apart else self.memo
+        known = set(self.values) if scope.apart else set()
+        whole = self.whole(scope)
+        with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
+            if whole is None:
+                self.items(scope.items)
+            else:
+                whole()
+        if scope.apart and scope.gives is not None:  # what its layers read goes with it
+            for key in set(self.values) - known - {id(scope.gives), id(scope.gives.storage)}:
+                self.values.pop(key)
+        self.memo = memo
+        self.frames.pop()
+        meter.place = outside
+        del argument
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        """The kernels that run a module at once; None where its steps run one by one."""
+        return None
+
+    def items(self, items: Sequence[Item]) -> None:
+        kinds: list[Scope] = []
+        for item in items:
+            if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
+                self._leave_out(item)
+                continue
+            if isinstance(item, Scope) and item.takes is not None:
+                kinds.append(item)
+                continue
+            if kinds:
+                self.layers(kinds)
+                kinds = []
+            if isinstance(item, Alternatives):
+                self.alternatives(item)
+            elif isinstance(item, Step):
+                self.step(item)
+            elif item.after is not None:
+                self.after_first = item
+            elif item.over is not None:
+                self.side_by_side(item)
+            else:
+                self.module(Frame(item))
+        if kinds:
+            self.layers(kinds)
+
+    def skips(self, scope: Scope) -> bool:
+        """Whether a module does not run: an optional part that is not included, or one that never runs."""
+        return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
+
+    def has_run(self, scope: Scope) -> bool:
+        """Whether a model of its own, such as an encoder, has run in an earlier pass."""
+        return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
+
+    def _leave_out(self, scope: Scope) -> None:
+        if scope.gives is not None:
+            self.absent.add(id(scope.gives.storage))
+        if not self.skips(scope):
+            self.loops += self._loops_in(scope)
+
+    def _loops_in(self, scope: Scope) -> int:
+        """The stacks of layers in a module."""
+        found, inside = 0, False
+        for item in scope.items:
+            if isinstance(item, Scope) and self.skips(item):
+                continue
+            layer = isinstance(item, Scope) and item.takes is not None
+            found += layer and not inside
+            inside = layer
+            if isinstance(item, Scope) and not layer:
+                found += self._loops_in(item)
+        return found
+
+    def branch(self, item: Alternatives) -> Scope:
+        """The form that this run takes."""
+        return item.branches[self.sight.execution.form(item.branches, self.sight.workload)]
+
+    def alternatives(self, item: Alternatives) -> None:
+        """Runs the form that this run takes; its result stands for that of the first."""
+        first, *_ = item.branches.values()
+        branch = self.branch(item)
+        self.items(branch.items)
+        assert first.gives is not None
+        assert branch.gives is not None
+        if branch is not first:
+            self.set(first.gives, self.get(branch.gives))
+            self.forget(branch.gives.storage)
+
+    def step(self, step: Step) -> None:
+        if (self.continues or self.absent) and self.needless(step):
+            self.absent.update(map(id, step.outs))
+            self.skipped = self.skipped or not self.continues
+            self.release(step, step.ins)
+            return
+        run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{step.verb}'", step.name)
+        run(step)
+        self.release(step, step.ins)
+
+    def needless(self, step: Step) -> bool:
+        """Whether earlier passes have cached what is made of a step's results."""
+        if step.verb in WITHOUT_NEW:
+            return False
+        if any(map(self.missing, step.ins)):
+            return True
+        return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
+
+    def release(self, item: Step | Scope, read: Iterable[Value]) -> None:
+        """Lets go of the values of which this is the last reader."""
+        for value in read:
+            if self.last.get(id(value.storage)) == id(item):
+                self.forget(value.storage)
+
+    def side_by_side(self, scope: Scope) -> None:
+        """Runs equal modules one after the other. Their outputs wait in a list for the step that stacks them."""
+        assert scope.over is not None
+        assert scope.reads is not None
+        assert scope.gives is not None
+        made: list[Tensor] = []
+        slices = None if scope.slice is None else self.t.unbind(self.get(scope.reads), 2)
+        for i in range(scope.over.size):
+            if slices is not None and scope.slice is not None:
+                self.values[id(scope.slice)] = slices[i]
+            self.module(Frame(scope, turn=i, owner=i))
+            made.append(self.get(scope.gives))
+            self.forget(scope.gives.storage)
+        if scope.slice is not None:
+            self.values.pop(id(scope.slice))
+        self.stacks[id(scope.gives)] = made
+        self.release(scope, (value for step in scope.steps() for value in step.ins))
+
+    def layers(self, kinds: list[Scope]) -> None:
+        """Runs layers of these kinds in their order in the model; each reads the output of the one below it."""
+        first, final = kinds[0], kinds[-1]
+        assert first.takes is not None
+        assert final.gives is not None
+        now = self.get(first.takes)
+        self._leave(first.takes)
+        owners: dict[str, int] = {}
+        order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
+        self.loops += 1
+        after, self.after_first = self.after_first, None
+        for turn, kind in enumerate(order, self.below):
+            assert kind.takes is not None
+            assert kind.gives is not None
+            label = kind.about.get("label", "").removesuffix(SHARED)
+            owner = owners.setdefault("" if label == BASE else label, turn)
+            below = now
+            del now
+            now = self.layer(Frame(kind, turn=turn, owner=owner), below)
+            if after is not None and turn == self.below:
+                now = self.changed(after, below, now)
+            del below  # the stack's frame names a layer's input while the layer runs
+        self.values[id(final.gives)] = now
+
+    def changed(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
+        """Runs a module right after a layer with input x and output y."""
+        assert scope.reads is not None
+        assert scope.after is not None
+        assert scope.gives is not None
+        self.values[id(scope.reads)], self.values[id(scope.after)] = x, y
+        self.module(Frame(scope))
+        out = self.get(scope.gives)
+        for value in (scope.reads, scope.after):
+            self.values.pop(id(value), None)
+        self.forget(scope.gives.storage)
+        return out
+
+    def _leave(self, takes: Value) -> None:
+        """Lets go of the input of a layer; if other layers read it too, under another value, only of its own name."""
+        self.values.pop(id(takes), None)
+        if id(takes.storage) not in self.kept:
+            self.forget(takes.storage)
+
+    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+        """Runs one layer on the output of the one below it."""
+        scope, what = frame.scope, self.recompute
+        takes, gives = scope.takes, scope.gives
+        assert takes is not None
+        assert gives is not None
+        if frame.turn is None or not what.layers or frame.turn % what.every or not is_a_layer(scope):
+            self.values[id(takes)] = x
+            self.module(frame)
+            out = self.get(gives)
+            self._leave(takes)
+            self.forget(gives.storage)
+            return out
+        return self.checkpointed(self.replayed(frame, takes, gives), [x, *self.carried.values()])
+
+    @property
+    def carried(self) -> dict[Any, Tensor]:
+        """What a layer has kept for the layer above (`Flow.carry`); nothing where no layer reads it."""
+        return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
+
+    def carry(self, tensors: dict[Any, Tensor]) -> None:
+        """Puts these tensors in the place of those that are carried."""
+        for key in self.carried:
+            del self.memo[key]
+        self.memo.update(tensors)
+
+    def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
+        """A function that runs a layer, now or in the backward pass: what it reads beside its arguments stays as it is
+        now. Its arguments are x and what the layer below carries.
+        """
+        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        below, first = tuple(self.carried), True
+        outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
+        made = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            nonlocal first
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = (
+                {**outside, id(takes): arguments[0]},
+                {},
+                list(above),
+                memo,
+            )
+            now, again, first = self.carried, not first, False
+            self.carry(dict(zip(below, arguments[1:], strict=True)))
+            try:
+                self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
+                out = self.get(gives)
+                before[0].update({key: self.values[key] for key in made if key in self.values})
+                return out
+            finally:
+                if again:
+                    self.carry(now)
+                self.values, self.bound, self.frames, self.memo = before
+
+        return run
+
+    def checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+        """Runs a part whose activations are computed again in the backward pass."""
+        if self.recompute.reentrant:
+            return reentrant(self.graph, run, arguments)
+        what, compiled = self.recompute, self.choices.compiled
+        return checkpoint(self.graph, run, arguments, kept=what.kept, alternate=what.alternate, compiled=compiled)
+
+    # --- what passes keep for later ones ----------------------------------------------------------------------------
+
+    def held(self, name: str) -> tuple[Tensor, ...] | None:
+        """What earlier passes have kept under that name in the module that runs; None at the first token."""
+        return None if self.store is None else self.store.get((*self.cache_path, name))
+
+    def keep(self, name: str, *tensors: Tensor) -> None:
+        """Keeps copies of these tensors for later passes."""
+        if self.store is None:
+            return
+        with counted_as(self.graph.meter, "cache"):
+            made = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
+            self.store[(*self.cache_path, name)] = made
+
+    def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+        """The tensors of a state, which every pass writes in place: made in the first one, none where no pass follows.
+
+        shapes: those of one sequence.
+        """
+        if self.store is None:
+            return ()
+        held = self.held(step.name)
+        if held is not None:
+            return held
+        assert isinstance(step.op, State)
+        assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
+        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.sight.batch
+        with counted_as(self.graph.meter, "cache"):
+            make = self.in_pool if self.paged else self.graph.new
+            made = tuple(make((batch, *shape), dtype) for shape in shapes)
+        self.store[(*self.cache_path, step.name)] = made
+        return made
+
+    def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """A tensor in memory that is counted elsewhere."""
+        return empty(NoMeter(), shape, dtype)
+
+    def pooled(self, x: Tensor) -> bool:
+        """Whether a tensor lies in the pool of a paged cache."""
+        return self.paged and isinstance(x.storage.meter, NoMeter)
+
+    # --- steps that need no kernels ---------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_hold(self, step: Step) -> None:
+        frame = self.frames[-2 if step.how["outside"] else -1]
+        for name, value in zip(step.how["names"], step.ins, strict=True):
+            if not self.missing(value):
+                frame.named[name] = self.get(value)
+
+    @compared(BY_TORCH)
+    def do_keep(self, step: Step) -> None:
+        for name, value in zip(step.how["names"], step.ins, strict=True):
+            self.memo[name] = self.get(value)
+
+    @compared(BY_TORCH)
+    def do_enter(self, step: Step) -> None:
+        frame = self.frames[-1]
+        frame.callers.append(frame.named)
+        frame.named = {}
+
+    @compared(BY_TORCH)
+    def do_leave(self, step: Step) -> None:
+        frame = self.frames[-1]
+        frame.named = frame.callers.pop()
+
+    @compared(BY_TORCH)
+    def do_also(self, step: Step) -> None:
+        self.further.append(self.get(step.ins[0]))
+
+    @compared(BY_TORCH)
+    def do_dropout(self, step: Step) -> None:
+        self.set(step.outs[0], self.get(step.ins[0]))
+
+
+CARRIED = "carried"
+"""The first part of the keys of `Lowering.memo` under which a layer keeps a value for the layer above."""
+
+WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
+"""Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""

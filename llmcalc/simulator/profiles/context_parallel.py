@@ -1,0 +1,281 @@
+"""Context parallelism of torch: attention of a part of each sequence, with the keys and values of the other parts.
+
+A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
+do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
+float32. These come in a ring, or all at once; in the backward pass their gradients go round in a ring.
+
+Every method here allocates and frees what the function that it names does, in the same order; a local variable stands
+for the local variable of that name. Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py of
+torch 2.13, with attention of `_scaled_dot_product_flash_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...errors import InputError
+from ...flow.program import Step
+from ...parallel.layout import Layout
+from ..aten import Aten
+from ..autograd import Gradient, Graph, Needs, record
+from ..strides import Shape, elementwise
+from ..tensor import FLOAT32, INT64, Tensor
+from .eager import Eager
+from .eager.attention import AttentionKernels
+
+CHUNKS = 2
+"""Parts of each sequence that a rank has."""
+
+ROWS = 2
+"""The axis of rows in [batch, heads, rows, size]."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ranks of a sequence.
+
+    ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
+    (`allgather`), else in a ring (`alltoall`).
+    """
+
+    ranks: int
+    rank: int
+    gathers: bool = True
+
+
+def ring_of(layout: Layout, rank: int) -> Ring | None:
+    """The ring of a rank of a layout; None without context parallelism."""
+    return None if layout.cp == 1 else Ring(layout.cp, layout.at(rank).cp, layout.cp_comm == "allgather")
+
+
+def part_of_sequence(layout: Layout, seq: int) -> int:
+    """The tokens of each sequence on one rank. Raises `InputError` where torch does."""
+    parts = CHUNKS * layout.cp
+    if layout.cp > 1 and layout.cp_comm == "a2a":
+        raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
+    if layout.cp > 1 and seq % parts:
+        near = max(parts, seq - seq % parts)
+        raise InputError(f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {near}")
+    return seq // layout.cp
+
+
+class RingAttention(Eager):
+    """Runs attention in a ring. ring: its ranks; None (default) for attention on one device."""
+
+    ring: Ring | None = None
+
+    def do_repeat(self, step: Step) -> None:
+        """Keys are repeated for all of their queries, as in torchtitan (`repeat_kv`)."""
+        if self.ring is None:
+            super().do_repeat(step)
+        elif step.how["tiled"]:
+            AttentionKernels.do_repeat(self, step)
+        else:
+            x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
+            self.set(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
+
+    def attention_AttentionCore(self, step: Step) -> None:
+        if self.ring is not None:
+            crossing = step.ins[1].rows != step.ins[0].rows
+            limited = step.how.get("window") is not None or step.how.get("chunk") is not None
+            if self.choices.attention != "flash" or crossing or limited or not step.how["causal"]:
+                raise self.unsupported(
+                    f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
+                )
+        super().attention_AttentionCore(step)
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.ring is None:
+            return super().flash(q, k, v)
+        graph, name = self.graph, "flash_attention"
+        kernels = Kernels(graph, self.ring, self.choices.workspace)
+        found: list[Tensor] = []
+
+        def result(i: int) -> Tensor:
+            if not found:
+                with graph.no_grad():
+                    found.extend(kernels.forward(q, k, v))
+            return found[i]
+
+        kept = graph.results
+        made = [result(i) if kept is None else kept.made(name, partial(result, i)) for i in range(4)]
+        found.clear()
+        out, *others = made
+        del made
+
+        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return kernels.backward(g, *saved[:5])
+
+        return record(graph, name, (q, k, v), out, back, q, k, v, out, *others)
+
+
+class Rotater:
+    """Keys and values on their way round. gathers: whether they come all at once."""
+
+    def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
+        self.graph, self.ranks, self.gathers = graph, ranks, gathers
+        self.buffer: Tensor | None = None
+
+    def exchange_buffers(self, curr_buffer: Tensor) -> None:
+        """`_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
+        if self.gathers and self.buffer is not None:
+            return
+        n = curr_buffer.shape[0]
+        self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
+
+    def next_buffer(self, like: Tensor) -> Tensor:
+        """What has come, or the part of one rank. like: a tensor of the shape of its first half."""
+        assert self.buffer is not None
+        return Tensor((2 * like.count,), self.buffer.dtype, self.buffer.storage)
+
+
+class Merger:
+    """`_SDPAMerger`: joins the outputs of rounds in float32."""
+
+    def __init__(self, t: Aten) -> None:
+        self.t = t
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
+
+    def step(self, out: Tensor, lse: Tensor, is_partial: bool) -> None:
+        """Takes the output of a round. is_partial: whether it is of the second part of the queries alone."""
+        self.dtype = out.dtype
+        out = self.t.to(out, FLOAT32)
+        self._merge_one(out, self.t.unsqueeze(lse, -1), is_partial)
+
+    def _merge_one(self, block_out: Tensor, block_lse: Tensor, is_partial: bool) -> None:
+        t = self.t
+        if self.lse is None or self.out is None:
+            self.lse, self.out = block_lse, block_out
+            return
+        lse = half(t, self.lse) if is_partial else self.lse
+        out = half(t, self.out) if is_partial else self.out
+        out = t.like(out, self._weighed(out, lse, block_out, block_lse))
+        lse = t.like(lse, t.like(t.like(lse, block_lse)))
+        if is_partial:
+            self.lse = partial_update(t, self.lse)
+            self.out = partial_update(t, self.out)
+        else:
+            self.lse, self.out = lse, out
+
+    def _weighed(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+        t = self.t
+        weight = t.like(t.like(block_lse, lse))
+        return t.like(weight, t.like(out, block_out))
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        """The output in the format of its parts, and the sums."""
+        assert self.out is not None
+        assert self.lse is not None
+        out = self.t.to(self.out, self.dtype)
+        return out, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
+
+
+def half(t: Aten, x: Tensor) -> Tensor:
+    """One of the two parts of a rank's rows."""
+    return t.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
+
+
+def partial_update(t: Aten, original: Tensor) -> Tensor:
+    """`_partial_update`: a copy with one part replaced, or added to in place."""
+    parts = [half(t, original)] * CHUNKS
+    return t.cat(parts, ROWS)
+
+
+class Kernels:
+    """Attention in a ring, forward and backward. spare: whether the kernels take what they take on a GPU."""
+
+    def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
+        self.graph, self.ring, self.spare, self.t = graph, ring, spare, Aten(graph)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`_templated_ring_attention`."""
+        t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
+        key, value = t.contiguous(key), t.contiguous(value)
+        sdpa_merger = Merger(t)
+        rotater = Rotater(self.graph, size, self.ring.gathers)
+        for i in range(size):
+            if i > 0:
+                next_kv = rotater.next_buffer(key)
+                key, value = _two(next_kv, key.shape)
+            if i < size - 1:
+                next_kv = self._joined(key, value)
+                rotater.exchange_buffers(next_kv)
+                del next_kv
+            if i == 0:
+                q, _k, _v, is_partial = query, key, value, False
+            elif i <= rank:
+                q, _k, _v, is_partial = query, half(t, key), half(t, value), False
+            else:
+                q, _k, _v, is_partial = half(t, query), key, value, True
+            out, logsumexp, *rest = self._op(q)
+            sdpa_merger.step(out, logsumexp, is_partial)
+        seed, offset = rest
+        return *sdpa_merger.results(), seed, offset
+
+    def _op(self, q: Tensor) -> list[Tensor]:
+        """`_scaled_dot_product_flash_attention`."""
+        new = self.graph.new
+        out = new(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        return [out, new(q.shape[:-1], FLOAT32), new((2,), INT64), new((), INT64)]
+
+    def backward(
+        self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
+    ) -> list[Gradient]:
+        """`_templated_ring_attention_backward`."""
+        t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
+        grad_query, grad_key, grad_value = (t.like(x, dtype=FLOAT32) for x in (query, key, value))
+        key, value = t.contiguous(key), t.contiguous(value)
+        kv_rotater = Rotater(self.graph, size, self.ring.gathers)
+        dkv_rotater = Rotater(self.graph, size, gathers=False)
+        for i in range(size):
+            if i > 0:
+                buffer = kv_rotater.next_buffer(key)
+                key, value = _two(buffer, key.shape)
+            if i != size - 1:
+                _next_kv = self._joined(key, value)
+                kv_rotater.exchange_buffers(_next_kv)
+            if i == 0:
+                q, k, v, _lse = query, key, value, logsumexp
+            elif i <= rank:
+                q, k, v, _lse = query, half(t, key), half(t, value), logsumexp
+            else:
+                q, k, v, _lse = half(t, query), key, value, self._half(logsumexp)
+            _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
+            if i > 0:
+                next_grad_kv = dkv_rotater.next_buffer(grad_key)
+                grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+                if i <= rank:
+                    grad_key = partial_update(t, grad_key)
+                    grad_value = partial_update(t, grad_value)
+            next_grad_kv = self._joined(grad_key, grad_value)
+            dkv_rotater.exchange_buffers(next_grad_kv)
+            if i > rank:
+                grad_query = partial_update(t, grad_query)
+        grad_query = t.to(grad_query, query.dtype)
+        next_grad_kv = t.to(dkv_rotater.next_buffer(grad_key), key.dtype)
+        grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+        return [grad_query, grad_key, grad_value]
+
+    def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """`_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
+        made = [self.t.like(x) for x in (q, k, v)]
+        if self.spare:
+            rows, sums = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
+            del rows, sums
+        return made
+
+    def _half(self, sums: Tensor) -> Tensor:
+        """A copy of the second part of the sums."""
+        return self.t.contiguous(self.t.slice(sums, sums.shape[ROWS] // CHUNKS, ROWS))
+
+    def _joined(self, key: Tensor, value: Tensor) -> Tensor:
+        """`torch.cat([key.flatten(), value.flatten()])`."""
+        return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
+
+
+def _two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """The two halves of a buffer, in that shape."""
+    return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)

@@ -1,0 +1,476 @@
+"""torch's own tensor parallelism: what its distributed tensors allocate beside the products.
+
+Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
+output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
+other ranks have; its gradient is whole on every rank. The loss is computed on divided logits (`loss_parallel`).
+
+With sequence parallelism (torchtitan's plan, `SequenceParallel` of norms) what lies between the products is divided by
+tokens: it is gathered before the products of a module, and each rank gets the sums of its own tokens.
+
+Published modules of recurrences, which read their weights themselves, get their input and their output's sum in the
+same way (mamba_ssm/modules/mamba2.py of 2.2.4: `ColumnParallelLinear`, and `reduce_fn` after the fused kernel).
+
+Every method here allocates and frees what the function that it names does, in the same order; a local variable stands
+for the local variable of that name. Source: torch/distributed/tensor of torch 2.13 (parallel/style.py,
+parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...algebra import Number, ceil_div
+from ...components.norm import Norm
+from ...errors import InputError
+from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...parallel.placements import Collective, CollectiveKind, Placements, by_tokens
+from ...parallel.rank_program import RankFlow, Shard, axes_of, is_divided
+from ...workload.rows import TOKENS
+from ..autograd import Backward, Needs, Node, record
+from ..lowering import Frame, Path
+from ..meter import Place
+from ..strides import Shape, is_one
+from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
+from .eager import Eager
+from .eager.scans import Steps, own_steps
+
+ENTERED = "from_local"
+"""The name of the node behind what products with a divided output read."""
+
+
+class Message(NamedTuple):
+    """What a rank sends. place: where in a pass."""
+
+    place: Place
+    sent: Collective
+
+
+@dataclass
+class Recurrence:
+    """A module that runs at once. last: its output projection. summed: whether that has been summed over ranks."""
+
+    last: Step
+    summed: bool = True
+
+
+class Divided(Eager):
+    """Runs a rank's program with tensor parallelism.
+
+    entered: of every module that runs, the values that its products read, as they were before, and as they read them.
+    ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
+        parallelism.
+    messages: what this rank has sent to the group, and where.
+    places: where each value lies, if tokens are divided.
+    recurrence: the published module that runs at once.
+    divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
+    copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
+        default, as in torch since 2025-12-02 (pull request 169404).
+    """
+
+    entered: list[list[tuple[int, Tensor, Tensor]]]
+    ranks = tokens = 1
+    messages: list[Message]
+    places: Placements | None = None
+    recurrence: Recurrence | None = None
+    divides_loss = True
+    copies_gathered = False
+
+    # --- values that are divided by tokens --------------------------------------------------------------------------
+
+    def run(self, program: Flow) -> Tensor:
+        self.find_places(program)
+        return super().run(program)
+
+    def enter(self, program: Flow) -> Tensor | None:
+        self.find_places(program)
+        return super().enter(program)
+
+    def find_places(self, program: Flow) -> None:
+        """Finds where each value of a rank's program lies, if tokens are divided.
+
+        Raises `InputError` for what torch does not divide, or no rule knows.
+        """
+        if hasattr(self, "messages"):
+            return
+        self.messages = []
+        if not isinstance(program, RankFlow):
+            return
+        layout = program.shares.layout
+        if layout.tp > 1:
+            self.check_plan(program)
+        self.ranks = layout.tp
+        if layout.tp == 1 or not layout.sequence_parallel:
+            return
+        self.tokens, self.places = layout.tp, Placements(layout, self.sight, include=self.include)
+        self.places.run(program)
+        self._check_rows(program)
+        seq = self.sight.new(TOKENS)
+        if seq % layout.tp:
+            raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
+
+    def check_plan(self, program: RankFlow) -> None:
+        """Raises `InputError` for what torch has no plan for."""
+        check_divided(program)
+
+    def _check_rows(self, program: RankFlow) -> None:
+        """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
+        assert self.places is not None
+        for name, step in named_steps(program.root.items):
+            makes_rows = not step.ins and bool(step.outs) and by_tokens(step.outs[0].rows)
+            if not step.outs or (step.weight is None and not makes_rows):
+                continue
+            by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
+            why = ""
+            if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
+                why = "the plan of torch.distributed has no rule for it"
+            elif step.ins and step.ins[0].rows is not TOKENS:
+                why = "of an encoder it is not modelled"
+            if why:
+                raise InputError(f"--sequence-parallel: {name}: {why}; expected no --sequence-parallel")
+
+    def is_by_tokens(self, value: Value) -> bool:
+        """Whether ranks have a value of different tokens."""
+        return self.places is not None and self.places.of(value) == "rows"
+
+    def shape(self, value: Value) -> Shape:
+        shape = super().shape(value)
+        if not self.is_by_tokens(value):
+            return shape
+        batch, rows, *rest = shape
+        return (batch, rows // self.tokens, *rest)
+
+    # --- sums over ranks --------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """`funcol.all_reduce`: the sum, in a new tensor."""
+        self.tell("all_reduce", x.bytes)
+        return self.graph.new(x.shape, x.dtype)
+
+    def tell(self, kind: CollectiveKind, size: Number) -> None:
+        """Notes what this rank sends. size: bytes of the whole tensor."""
+        place = self.graph.meter.place
+        one = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
+        self.messages.append(Message(place, one))
+
+    def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
+        """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side.
+
+        narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
+        """
+        batch, rows, *rest = x.shape
+        shape, dtype = (batch, rows * self.tokens, *rest), FLOAT8 if narrow else x.dtype
+        part = self.graph.new(x.shape, dtype) if narrow else x
+        gathered = self.graph.new((batch * self.tokens, rows, *rest), dtype)
+        del part
+        self.tell("all_gather", gathered.bytes)
+        in_place = is_one(batch) and (self.in_products or not self.copies_gathered)
+        storage = gathered.storage if in_place else self.graph.new(shape, dtype).storage
+        return Tensor(shape, x.dtype, storage)
+
+    @property
+    def in_products(self) -> bool:
+        """Whether what runs now is sent by the products themselves (`torch.ops.symm_mem`): not by default."""
+        return False
+
+    def narrows(self, step: Step) -> bool:
+        """Whether what a product reads, and the gradient of its output, are gathered in 8 bits."""
+        return False
+
+    def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
+        """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
+        batch, rows, *rest = x.shape
+        chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
+        results = self.graph.results
+
+        def make() -> Tensor:
+            self.tell("reduce_scatter", x.bytes)
+            return self.graph.new((batch, rows // self.tokens, *rest), x.dtype)
+
+        made = make() if results is None else results.made("reduce_scatter", make)
+        del chunks
+        return made
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
+        out = super().multiplied(step, x, weight, bias)
+        if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
+            return out
+        if self.recurrence is not None and step is not self.recurrence.last:  # divided products read it
+            return record(self.graph, "redistribute", [out], self.all_reduce(out), self._summed)
+        return self._sum_of_ranks(step, out, bias is not None)
+
+    def _sum_of_ranks(self, step: Step, out: Tensor, biased: bool) -> Tensor:
+        """The sum of a product over ranks, of which each gets its own tokens where they are divided."""
+        if self.tokens == 1:
+            return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
+        if biased:
+            raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
+        narrow, summed = self.narrows(step), self.reduce_scatter(out, product=True)
+        return record(self.graph, "redistribute", [out], summed, lambda g, _: [self.all_gather(g, narrow)])
+
+    def do_linear(self, step: Step) -> None:
+        super().do_linear(step)
+        out = step.outs[0]
+        if not self.divides_loss and self.result is not None and out.storage is self.result.storage:
+            self.bind(out, self._whole_logits(self.get(out), out))
+
+    def _whole_logits(self, logits: Tensor, value: Value) -> Tensor:
+        """The logits of the whole vocabulary (`ColwiseParallel` with a whole output, `Shard._to_replicate_tensor`).
+        All parts are padded to the length of the longest.
+        """
+        axis = next((axis for axis in axes_of(value.axes) if isinstance(axis, Shard)), None)
+        if axis is None or axis.degree == 1:
+            return logits
+        new, (*rows, own), whole = self.graph.new, logits.shape, axis.whole
+        each = ceil_div(whole, axis.degree)
+        local_tensor = logits if own == each else new((*rows, each), logits.dtype)
+        gathered = new((rows[0] * axis.degree, *rows[1:], each), logits.dtype)
+        self.tell("all_gather", gathered.bytes)
+        result = new((*rows, each * axis.degree), logits.dtype)
+        del gathered
+        if each * axis.degree != whole:
+            result = new((*rows, whole), logits.dtype)
+        del local_tensor
+        shape = logits.shape
+        return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
+
+    def step(self, step: Step) -> None:
+        if step.weight is not None and step.ins and is_divided(step.outs[0].axes) and not self.missing(step.ins[0]):
+            self._enter(step)
+        super().step(step)
+
+    def _enter(self, step: Step) -> None:
+        """`PrepareModuleInput`: the gradients of all products that read it are added, and then summed over ranks."""
+        value = step.ins[0]
+        if is_divided(value.axes):
+            return
+        x = self.get(value)
+        if self.is_by_tokens(value):
+            if all(key != id(value) for key, *_ in self.entered[-1]):
+                inside = self._as_dtensor(x, self.all_gather(x, self.narrows(step)), self._scattered)
+                self.entered[-1].append((id(value), x, inside))
+                self.bind(value, inside)
+            return
+        if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
+            return
+        inside = self._as_dtensor(x, x.detached(), self._summed)
+        self.entered[-1].append((id(value), x, inside))
+        self.bind(value, inside)
+
+    def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
+        """What the products of a module read, as a distributed tensor, of which compiled code knows nothing."""
+        self.graph.subclasses = not self.choices.compiled
+        made = record(self.graph, ENTERED, [x], inside, back)
+        self.graph.subclasses = False
+        return made
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+        """A norm, of distributed tensors where they are divided by tokens (`SequenceParallel`)."""
+        self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
+        try:
+            return super().norm(x, spec, name, shape, groups, module)
+        finally:
+            self.graph.subclasses = False
+
+    def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+        return [self.all_reduce(gradient)]
+
+    def _scattered(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+        return [self.reduce_scatter(gradient)]
+
+    def _module(self, frame: Frame) -> None:
+        if not hasattr(self, "entered"):
+            self.entered = []
+        self.entered.append([])
+        try:
+            super()._module(frame)
+        finally:  # what runs again stops early
+            entered = self.entered.pop()
+        for key, x, _ in entered:
+            if key in self.values:
+                self.values[key] = x
+
+    # --- recurrences ------------------------------------------------------------------------------------------------
+
+    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+        """A published module, between the gathering of its input and the sum of its output."""
+        for step in own_steps(scope):
+            if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
+                self._enter(step)
+
+        def summed(steps: Steps, x: Tensor) -> Tensor:
+            self.recurrence = recurrence = Recurrence(steps.all[-1])
+            try:
+                out = run(steps, x)
+            finally:
+                self.recurrence = None
+            last = recurrence.last
+            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.how["bias"]))
+
+        super().at_once(scope, summed)
+
+    def raw(self, step: Step) -> Tensor:
+        if self.recurrence is not None and step is self.recurrence.last:
+            self.recurrence.summed = not is_divided(step.ins[0].axes)
+        return super().raw(step)
+
+    def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
+        """Step by step: Δ, B and C are summed over ranks between the convolution and the scan, which one published
+        kernel runs together.
+        """
+        by_head = steps["x_proj"].verb == "experts"
+        return super().module_SelectiveScan(steps, x) if by_head else self.mamba_of_steps(steps, x)
+
+    # --- the embedding ----------------------------------------------------------------------------------------------
+
+    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+        """Rows of a table, of which each rank has some (`RowwiseParallel` of an embedding)."""
+        weighed = () if step.weight is None else (*axes_of(step.weight.ins), *axes_of(step.weight.out))
+        rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
+        if not rows or rows[0].degree == 1:
+            return super().looked_up(step, weight, index)
+        whole, width = rows[0].whole, weight.shape[1]
+        mask, masked_tensor = self._mask_tensor(index)
+        tensor = self.graph.new((*index.shape, width), weight.dtype)
+        del masked_tensor, mask
+        if self.tokens > 1:
+            found = self._of_whole_table(weight, tensor, index, (whole, width))
+            out = self.reduce_scatter(tensor)
+            return record(self.graph, "redistribute", [found], out, lambda g, _: [self.all_gather(g)])
+        out = self.all_reduce(tensor)
+        del tensor
+        return self._of_whole_table(weight, out, index, (whole, width))
+
+    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, whole: Shape) -> Tensor:
+        """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
+            return [self.graph.new(whole, g.dtype)]
+
+        made = record(self.graph, "embedding", [weight], out, back, index)
+        if made.node is not None:
+            made.node.inputs[0] = (whole, weight.dtype)
+        return made
+
+    def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """`_MaskPartial._mask_tensor`: which indices are of other ranks, and the indices from this rank's first on."""
+        new = self.graph.new
+        below, above = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
+        mask = new(tensor.shape, BOOL)
+        del below, above
+        clone = new(tensor.shape, INT64)
+        masked_tensor = new(tensor.shape, INT64)
+        del clone
+        return mask, masked_tensor
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """`F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
+        if not self.divides_loss:
+            return super().cross_entropy(logits, labels)
+        x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
+        out = self._log_softmax(x)
+        logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
+        result, total_weight = self._nll_loss_forward(logs)
+
+        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+            return [self._nll_loss_and_log_softmax_backward(x)]
+
+        return record(self.graph, "nll_loss", [logs], result, back, logs, labels, total_weight)
+
+    def _log_softmax(self, x: Tensor) -> Tensor:
+        new, each = self.graph.new, (*x.shape[:-1], 1)
+        x_max = new(each, x.dtype)
+        x_max = self.all_reduce(x_max)
+        shifted = new(x.shape, x.dtype)
+        exp = new(x.shape, x.dtype)
+        shifted_sumexp = new(each, x.dtype)
+        del exp
+        shifted_sumexp = self.all_reduce(shifted_sumexp)
+        _shifted_logsumexp = new(each, x.dtype)
+        result = new(x.shape, x.dtype)
+        del shifted
+        return result
+
+    def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        new, (tokens, _) = self.graph.new, x.shape
+        _safe_target = self._where_known((tokens,), INT64)
+        mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        result_partial = new((tokens, 1), x.dtype)
+        del mask
+        _result_reduced = self.all_reduce(result_partial)
+        result = new((tokens,), x.dtype)
+        result = self._where_known((tokens,), x.dtype)
+        known = new((tokens,), BOOL)
+        count = new((), INT64)
+        del known
+        total_weight = new((), x.dtype)
+        del count
+        summed = new((), x.dtype)
+        mean = new((), x.dtype)
+        del summed
+        result = mean
+        return result, total_weight
+
+    def _where_known(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """`torch.where(target != ignore_index, …, 0)`."""
+        _known = self.graph.new(shape, BOOL)
+        return self.graph.new(shape, dtype)
+
+    def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
+        new, (tokens, _) = self.graph.new, x.shape
+        grad_output = new((), x.dtype)
+        _safe_target = self._where_known((tokens, 1), INT64)
+        _grad_input = new(x.shape, x.dtype)
+        _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
+        as_numbers = new((tokens,), x.dtype)
+        _grad_update = new((tokens,), x.dtype)
+        del as_numbers
+        _arange_1d = new((tokens,), INT64)
+        grad_output = self._where_known((tokens, 1), x.dtype)
+        exp = new(x.shape, x.dtype)
+        _sum = new(x.shape, x.dtype)
+        del exp
+        out = new(x.shape, x.dtype)
+        del _sum, grad_output
+        return out
+
+
+def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
+    """Yields the steps that run, each with the path of its module."""
+    for item in items:
+        if isinstance(item, Alternatives):
+            yield from named_steps(next(iter(item.branches.values())).items, path)
+        elif item.about.get("optional") or item.about.get("role") in NEVER_RUN:
+            continue
+        else:
+            name = ".".join(filter(None, (path, item.name)))
+            if isinstance(item, Step):
+                yield name, item
+            else:
+                yield from named_steps(item.items, name)
+
+
+def check_divided(program: RankFlow) -> None:
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks: torch divides a
+    projection's rows, and no head.
+    """
+    layout = program.shares.layout
+    for step in program.root.steps():
+        if step.verb == "experts":
+            raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
+        for axis in axes_of(step.outs[0].axes) if step.outs else ():
+            if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.whole < axis.degree:
+                raise InputError(
+                    f"--tp {layout.tp}: torch divides no key head, and there are {axis.whole}; expected a divisor"
+                )
+
+
+def new_view(shape: Shape, of: Tensor) -> Tensor:
+    """A view of a tensor in another shape."""
+    return Tensor(shape, of.dtype, of.storage)

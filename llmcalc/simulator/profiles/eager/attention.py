@@ -1,0 +1,222 @@
+"""Attention: positions, keys and values for each head, masks and the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ....algebra import exact_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.axis import extent
+from ....flow.program import Step
+from ....workload.derived_rows import QueryKeyPairs
+from ...lowering import Lowering
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
+
+
+class AttentionKernels(Lowering):
+    """Softmax attention, as the reference's core computes it."""
+
+    def heads_first(self, x: Tensor) -> Tensor:
+        """[batch, rows, heads, size] → [batch, heads, rows, size], or back."""
+        return self.t.transpose(x, 1, 2)
+
+    # --- positions --------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_rope(self, step: Step) -> None:
+        x = self.get(step.ins[0])
+        by_head = len(x.shape) == 4
+        turned = self.rotated(self.heads_first(x) if by_head else x, step)
+        self.set(step.outs[0], self.heads_first(turned) if by_head else turned)
+
+    def rotated(self, x: Tensor, step: Step) -> Tensor:
+        """RoPE on the first dimensions of x's last axis; rows are the axis before it."""
+        t, spec, every = self.t, step.how["spec"], step.how["every"]
+        dim = spec.rotary_size(x.shape[-1])
+        if every is None:
+            cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
+        else:
+            at = self.frames[-1].named["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
+            cos, sin = self._cos_sin(at, dim, x)
+        left, right, rest = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
+        first, second = (t.add, t.sub) if step.how["back"] else (t.sub, t.add)
+        return t.cat([first(t.mul(left, cos), t.mul(right, sin)), second(t.mul(right, cos), t.mul(left, sin)), rest])
+
+    def _angles(self, tokens: Any, dim: Any, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, made by the first layer that needs them."""
+        key = ("rope", tokens, dim, theta, like.dtype)
+        if key not in self.memo:
+            self.memo[key] = self._cos_sin(self.span(tokens), dim, like)
+        found: tuple[Tensor, Tensor] = self.memo[key]
+        return found
+
+    def _cos_sin(self, positions: Tensor, dim: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angle_table(positions, dim)
+        return self.t.to(self.t.like(angles), like.dtype), self.t.to(self.t.like(angles), like.dtype)
+
+    def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
+        t = self.t
+        exponents = t.like(t.new((dim // 2,), FLOAT32))
+        return t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
+
+    # --- keys and values --------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_repeat(self, step: Step) -> None:
+        x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
+        if isinstance(step.ins[0].rows, QueryKeyPairs):
+            self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
+            return
+        repeat = self.t.repeat if step.how["tiled"] else self.t.repeat_interleave
+        wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
+        self.set(step.outs[0], self.heads_first(wide))
+
+    @compared(BY_TORCH)
+    def do_cache(self, step: Step) -> None:
+        if self.missing(step.ins[0]):
+            full: Sequence[Tensor] = self._gathered(self.held(step.name) or ())
+        else:
+            full = self._with_new(step.name, [self.get(value) for value in step.ins], step.how["limit"])
+        if self.store is not None:
+            for value in step.ins:
+                self.forget(value.storage)
+        for seen, tensor in zip(step.outs, full, strict=True):
+            self.bind(seen, tensor)
+
+    def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
+        """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
+        held = self.held(name)
+        if self.paged:
+            return self._in_pages(name, new, held, limit)
+        if held is not None and limit is not None:  # the oldest token leaves the window when a new one enters
+            held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
+        full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
+        self.keep(name, *(full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]))
+        return full
+
+    def _in_pages(
+        self, name: str, new: list[Tensor], held: Sequence[Tensor] | None, limit: int | None
+    ) -> Sequence[Tensor]:
+        """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
+        names them; a first pass reads no others.
+        """
+        frame = self.frames[-1]
+        (frame.callers[0] if frame.callers else frame.named)[f"written to {name}"] = new
+        before = 0 if held is None else held[0].shape[1]
+        before = before if limit is None else min(before, limit - 1)
+        rows = before + new[0].shape[1]
+        full = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new]
+        self.keep(name, *(full if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in full]))
+        return new if held is None else self._gathered(full)
+
+    def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What attention reads of a paged cache: the pages themselves without scores, else a copy of all rows."""
+        return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
+
+    def _appended(self, held: Tensor, new: Tensor) -> Tensor:
+        """Keys or values are joined heads first."""
+        if len(new.shape) < 4:
+            return self.t.cat([held, new], 1)
+        return self.heads_first(self.t.cat([self.heads_first(held), self.heads_first(new)], 2))
+
+    @compared(BY_TORCH)
+    def do_absorb(self, step: Step) -> None:
+        """A part of each head's rows of a weight, on the side of the query or of the output: Expansion.forward."""
+        t, weight, out = self.t, step.weight, step.outs[0]
+        assert weight is not None
+        x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
+        per_head = t.unflatten(self.matrix(step), 0, (heads, exact_div(extent(weight.out), heads)))
+        part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
+        made = t.matmul(x, part if of_query else t.transpose(part, -1, -2))
+        self.set(out, self.heads_first(made))
+
+    # --- scores -----------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_mask(self, step: Step) -> None:
+        q, k = (self.get(value) for value in step.ins)
+        self.mask(step, q.shape[1], k.shape[1])
+
+    @compared(BY_TORCH)
+    def do_attention(self, step: Step) -> None:
+        """The method `attention_<Op>` of a profile."""
+        name = type(step.op).__name__
+        run = getattr(self, f"attention_{name}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{name}'", step.name)
+        run(step)
+
+    @compared(BY_TORCH)
+    def attention_AttentionCore(self, step: Step) -> None:
+        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
+        bias = self.get(step.ins[3]) if step.how["biased"] else None
+        mask = None
+        if step.how["narrowed"]:
+            mask = self.get(step.ins[-1])
+        elif step.how["masked"]:
+            mask = self.mask(step, q.shape[2], k.shape[2])
+        sinks = self.weight("sinks", (q.shape[1],)) if step.how.get("sinks") else None
+        cap = step.how["cap"]
+        made = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
+        self.set(step.outs[0], self.t.transpose(made, 1, 2))
+
+    def through(self, core: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        """What a core computes from these tensors, by itself again in the backward pass if the run says so."""
+        there = [x for x in given if x is not None]
+        return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
+
+    def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
+        """The scores of one more key, which are the same for all queries of a head."""
+        t = self.t
+        wide = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
+        return t.to(t.expand(wide, (*scores.shape[:-1], 1)), scores.dtype)
+
+    def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
+        """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
+        window, chunk, causal = step.how.get("window"), step.how.get("chunk"), step.how["causal"]
+        key = ("mask", queries, keys, causal, window, chunk)
+        if key not in self.memo:
+            t = self.t
+            q, k = t.unsqueeze(self.span(queries), 1), t.unsqueeze(self.span(keys), 0)
+            if causal:
+                seen = t.compare(k, q)
+                if window is not None:
+                    seen = t.compare(seen, t.compare(k, t.like(q)))
+                if chunk is not None:
+                    seen = t.compare(seen, t.compare(t.like(k), t.like(q)))
+            else:
+                seen = t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
+            self.memo[key] = seen
+        mask: Tensor = self.memo[key]
+        return mask
+
+    def core(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """softmax(q·kᵀ)·v, scores in float32. sinks: per head, the score of one more key without a value.
+
+        bias: the term added to the scores.
+        """
+        t = self.t
+        scores = t.scale(t.matmul(q, t.transpose(k, -1, -2)))
+        if cap is not None:
+            scores = t.scale(t.function("tanh", t.scale(scores)))
+        if bias is not None:
+            scores = t.add(scores, t.to(bias, scores.dtype))
+        if mask is not None:
+            scores = t.masked_fill(scores, t.like(mask, dtype=BOOL))
+        if sinks is not None:
+            sink = self.sink(sinks, scores)
+            keys = scores.shape[-1]
+            shares = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
+            return t.matmul(shares, v)
+        return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)

@@ -1,0 +1,190 @@
+"""Attention whose scores, softmax and weighted sums are separate steps, and attention to keys that a part selects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....algebra import ceil_div, is_zero, minimum
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ....flow.value import Value
+from ...strides import is_one
+from ...tensor import BOOL, FLOAT32, INT64, UINT8, Tensor
+from .attention import AttentionKernels
+
+
+class AttentionVariantKernels(AttentionKernels):
+    """Scores alone, one softmax over two kinds of keys, indexers, and masks learned from the values."""
+
+    # --- scores alone -------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_scores(self, step: Step) -> None:
+        """[batch, heads, queries, keys]."""
+        t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
+        if len(step.ins) > 2:
+            made = self._weighted_scores(q, k, self.get(step.ins[2]))
+            del q, k
+            self.release(step, step.ins)
+            made = t.to(made, FLOAT32)
+        elif not keys.rows.batched:
+            made = self.scores_by_row(q, k)
+        elif len(keys.axes) == 1:  # every head has the same keys
+            made = t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2))
+        elif k.shape[2] != q.shape[2]:
+            raise self.unsupported("no kernels for scores of fewer key heads", step.name)
+        else:
+            made = t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2))
+        self.bind(step.outs[0], made)
+
+    def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
+        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
+
+    # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
+
+    def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        """IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        t = self.t
+        scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
+        return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
+
+    @compared(BY_TORCH)
+    def do_select(self, step: Step) -> None:
+        t, scores = self.t, self.get(step.ins[0])
+        mask = self.mask(step, *scores.shape[1:])
+        best = t.sort(t.masked_fill(scores, t.like(mask)))[1]
+        self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.how["top_k"]))
+
+    @compared(BY_TORCH)
+    def do_selected(self, step: Step) -> None:
+        """MLAReference.forward: the mask of each sequence's own keys, and the keys."""
+        t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
+        mask, selected = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        if self.reads_selected(q.shape[1]):
+            index = t.unsqueeze(t.select(selected, 1), -1)
+            read = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
+            self.bind(step.outs[0], t.slice(mask, index.shape[1]))
+            self._read(step, read)
+            return
+        chosen = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
+        self.bind(step.outs[0], t.unsqueeze(t.like(mask, chosen), 1))
+        self._read(step, keys)
+
+    def reads_selected(self, queries: Any) -> bool:
+        """Whether the references read only selected keys: where one further token is decoded."""
+        return self.continues and is_one(queries)
+
+    def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
+        """Binds the keys and values that are read, and lets go of all of them."""
+        for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
+            self.values.pop(id(value), None)
+            self.bind(out, tensor)
+
+    # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_select_blocks(self, step: Step) -> None:
+        """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
+        t, block, scores = self.t, step.how["block"], self.get(step.ins[0])
+        self.forget(step.ins[0].storage)
+        scores = t.to(scores, FLOAT32)
+        queries, end = scores.shape[-2:]
+        at, keys = self.span(queries), self.span(end)
+        scores = t.masked_fill(scores, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1)))
+        blocks = ceil_div(end, block)
+        scores = t.new((*scores.shape[:-1], blocks * block), FLOAT32)
+        best = t.new((*scores.shape[:-1], blocks), FLOAT32)
+        away = t.like(t.unsqueeze(t.like(at), 1), t.unsqueeze(t.new((blocks,), INT64), 0))
+        best = t.masked_fill(t.masked_fill(best, t.compare(t.compare(away), t.compare(away))), t.compare(away))
+        rank = t.sort(t.sort(best)[1])[1]
+        chosen = t.slice(t.repeat_interleave(t.compare(rank), block, 3), end)
+        self.bind(step.outs[0], t.compare(chosen, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1))))
+
+    @compared(BY_TORCH)
+    def do_only_selected(self, step: Step) -> None:
+        """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
+        t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.how["block"], step.how["blocks"])
+        keys = [self.heads_first(self.get(value)) for value in step.ins[1:]]
+        if self.reads_selected(seen.shape[-2]):
+            end = keys[0].shape[2]
+            read = minimum(end, (blocks - 1) * block + (end - 1) % block + 1)
+            where = t.unsqueeze(t.slice(t.sort(t.to(t.select(seen, 2), UINT8))[1], read), -1)
+            keys = [t.gather(k, t.expand(where, (*where.shape[:-1], k.shape[-1]))) for k in keys]
+            seen = t.like(t.slice(seen, read))
+        self.values.pop(id(step.ins[0]), None)
+        self.bind(step.outs[0], seen)
+        self._read(step, [self.heads_first(k) for k in keys])
+
+    @compared(BY_TORCH)
+    def attention_BlockCore(self, step: Step) -> None:
+        self.attention_AttentionCore(step)
+
+    # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_joint_softmax(self, step: Step) -> None:
+        """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        if self.choices.attention != "eager" or self.recompute.core:
+            raise self.unsupported(
+                "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
+                "and another --recompute than attention"
+            )
+        t, how, named = self.t, step.how, self.frames[-1].named
+        parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
+        scores = self._joined(parts)
+        scores = t.scale(scores)
+        if how["cap"] is not None:
+            scores = t.scale(t.function("tanh", t.scale(scores)))
+        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
+        if how["sinks"]:
+            named["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
+        scores = named["scores"] = t.masked_fill(scores, t.like(seen))
+        if how["sinks"]:
+            whole = t.softmax(t.to(t.cat([scores, named["sink"]]), FLOAT32))
+            self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
+            return
+        self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))
+
+    def _joined(self, parts: Sequence[Value]) -> Tensor:
+        """All scores side by side, of which only these remain."""
+        scores = [self.get(part) for part in parts]
+        for part in parts:
+            self.forget(part.storage)
+        return scores[0] if len(scores) == 1 else self.t.cat(scores)
+
+    def _seen_in_all(self, own: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+        """The mask of all scores: of a sequence's own keys, then of the other keys."""
+        t, others = self.t, scores.shape[-1] - own.shape[-1]
+        if selection:
+            return t.cat([t.expand(own, (*selection[0].shape[:-1], own.shape[-1])), selection[0]])
+        return own if is_zero(others) else t.cat([own, t.new((own.shape[0], others), BOOL)])
+
+    @compared(BY_TORCH)
+    def do_weighted(self, step: Step) -> None:
+        t, weights, v = self.t, self.get(step.ins[0]), self.get(step.ins[1])
+        v = t.unsqueeze(v, 1) if len(step.ins[1].axes) < 2 else self.heads_first(v)
+        weights = weights if weights.shape[-1] == v.shape[2] else t.slice(weights, v.shape[2])
+        self.set(step.outs[0], self.heads_first(t.matmul(weights, v)))
+
+    # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_strongest(self, step: Step) -> None:
+        """DynamicMaskReference._mask, from the strengths on."""
+        t = self.t
+        strength, q, k = (self.get(value) for value in step.ins)
+        by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)
+        seen = self.mask(step, q.shape[1], k.shape[1])
+        mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *seen.shape)), t.like(seen))
+        if mask.shape[-1] > step.how["keep"]:
+            ranked = t.like(mask)
+            best = t.slice(t.sort(ranked)[1], step.how["keep"])
+            mask = t.scatter(t.like(mask), best, t.gather(mask, best))
+        self.bind(step.outs[0], mask)
+
+    @compared(BY_TORCH)
+    def attention_MaskedCore(self, step: Step) -> None:
+        self.attention_AttentionCore(step)

@@ -1,0 +1,263 @@
+"""Linear layers, tables, norms, elementwise steps and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....algebra import Number
+from ....components.base import BY_TORCH
+from ....components.norm import Norm
+from ....evidence import compared
+from ....flow.axis import Shape
+from ....flow.program import Step
+from ....flow.value import Value
+from ....ops import Weight as VectorWeight
+from ....workload.rows import Rows
+from ...lowering import Lowering, Path
+from ...tensor import DTYPES, FLOAT32, INT64, Tensor
+
+BY_TOKEN = ("ids", "known ids")
+"""Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
+
+
+class BasicKernels(Lowering):
+    """What most parts are made of."""
+
+    # --- linear layers and tables -----------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_linear(self, step: Step) -> None:
+        x, out = self.flat(step.ins[0], step), step.outs[0]
+        bias = None
+        if step.how["bias"]:
+            lent = step.how.get("lent")
+            path = self.module_path(above=1 if lent else 0)
+            bias = self.weight(f"{lent or step.name}.bias", (out.width,), path)
+        rows = self.sight.new(out.rows)
+        if len(x.shape) == 3 and x.shape[1] != rows:
+            x = self.t.slice(x, rows, 1)
+        self.modules[id(out)] = self.module_path(), step.name
+        self.set(out, self.multiplied(step, x, self.matrix(step), bias))
+
+    @compared(BY_TORCH)
+    def do_again(self, step: Step) -> None:
+        """The linear layer of another step."""
+        x, out = self.flat(step.ins[0]), step.outs[0]
+        module, name = self.modules[id(step.how["like"])]
+        bias = self.weight(f"{name}.bias", (out.width,), module) if step.how["bias"] else None
+        weight = self.weight(f"{name}.weight", (out.width, x.shape[-1]), module)
+        self.set(out, self.multiplied_again(name, module, x, weight, bias))
+
+    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Wᵀ + b, by the linear layer of that name in that module."""
+        return self.t.linear(x, weight, bias)
+
+    def has_adapter(self, step: Step) -> bool:
+        """Whether a linear layer has an adapter: without adapters none has."""
+        return False
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output of a linear layer."""
+        return self.product(x, weight, bias, step.outs[0].width)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
+        """x·Wᵀ + b. width: the number of outputs."""
+        return self.t.linear(x, weight, bias)
+
+    @compared(BY_TORCH)
+    def do_table(self, step: Step) -> None:
+        out = step.outs[0]
+        if step.how["by"] == "all":
+            self.set(out, self.table(step))
+            return
+        by = step.how["by"]
+        looked_up = self.looked_up(step, self.table(step), self._index(out.rows, by))
+        if by in BY_TOKEN:
+            self.set(out, looked_up)
+        else:
+            self.bind(out, looked_up)  # [rows, …]: all sequences share it
+
+    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+        """The rows of a table at these indices."""
+        return self.t.embedding(weight, index)
+
+    def _index(self, rows: Rows, by: str) -> Tensor:
+        """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
+        if by in BY_TOKEN:
+            if rows not in self.given:
+                raise self.unsupported(f"no kernels for a look-up by {rows.name}")
+            ids = self.given[rows]
+            return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
+        named = self.frames[-1].named
+        if by == "positions" or by not in named:
+            named[by] = self.t.new((self.sight.new(rows),), INT64)
+        index: Tensor = named[by]
+        return self.t.like(index) if by == "positions" else index  # positions have an offset
+
+    @compared(BY_TORCH)
+    def do_unread_table(self, step: Step) -> None:
+        self.table(step)
+
+    @compared(BY_TORCH)
+    def do_vector(self, step: Step) -> None:
+        assert isinstance(step.op, VectorWeight)
+        key, trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
+        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, trained))
+
+    @compared(BY_TORCH)
+    def do_buffer(self, step: Step) -> None:
+        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.how["indices"]))
+
+    # --- norms ------------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_norm(self, step: Step) -> None:
+        spec: Norm = step.how["spec"]
+        value, over, heads = step.ins[0], step.how["over"], getattr(step.op, "heads", None)
+        x = self.get(value)
+        turned = heads is not None or self.norms_heads_first(value, over)
+        if turned:
+            x = self.t.transpose(x, 1, 2)
+        elif len(over) > 1:
+            x = self.flat(value)
+        shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
+        groups, like = step.how.get("groups"), step.how.get("like")
+        module, name = (self.module_path(), step.name) if like is None else self.modules[id(like)]
+        self.modules[id(step.outs[0])] = module, name
+        y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
+        self.set(step.outs[0], self.t.transpose(y, 1, 2) if turned else y)
+
+    def norms_heads_first(self, value: Value, over: Shape) -> bool:
+        """Whether it counts that the references norm each head of [batch, heads, rows, size]: for no single steps."""
+        return False
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+        """NormReference.forward. module: the module with its parameters, by default the one that runs."""
+        y = x if spec.type == "affine" else self._normed(x, spec, groups)
+        y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
+        return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+
+    def _normed(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
+        t, width = self.t, x.shape[-1]
+        y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
+        if spec.type == "layernorm":
+            y = t.sub(y, t.mean(y))
+        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), x.dtype)
+
+    # --- elementwise ------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_act(self, step: Step) -> None:
+        self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.how["kind"]))
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """The activation of that name."""
+        if kind == "relu2":
+            return self.t.square(self.t.function("relu", x))
+        if kind == "square":
+            return self.t.square(x)
+        if kind == "identity":
+            return x
+        if kind == "exp":
+            return self.t.exp(x)
+        if kind == "softmax":
+            return self.t.softmax(x)
+        if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
+            raise self.unsupported(f"no kernels for '{kind}'")
+        return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+
+    @compared(BY_TORCH)
+    def do_flat(self, step: Step) -> None:
+        self.bind(step.outs[0], self.flat(step.ins[0]))
+
+    @compared(BY_TORCH)
+    def do_scale(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
+
+    @compared(BY_TORCH)
+    def do_split(self, step: Step) -> None:
+        x = self.get(step.ins[0])
+        shapes = [self.shape(out) for out in step.outs]
+        if all(len(shape) == len(x.shape) for shape in shapes):
+            axes = range(-1, 1 - len(x.shape), -1)
+            along = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
+            axis = next(along, -1)
+            parts = self.t.split(x, [shape[axis] for shape in shapes], axis)
+        else:
+            parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
+        for out, part in zip(step.outs, parts, strict=True):
+            self.set(out, part)
+
+    @compared(BY_TORCH)
+    def do_cat(self, step: Step) -> None:
+        xs = [self.get(value) for value in step.ins]
+        shape = self.shape(step.outs[0])
+        axis = self._joined_along(xs, shape)
+        if axis is None:
+            xs = [self.flat(value) for value in step.ins]
+            axis = -1
+        turned = len(shape) == 4 and axis == 3
+        if turned:  # heads first
+            xs = [self._expanded(x, shape) for x in xs]
+        joined = self._beside(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+        self.set(step.outs[0], self.t.transpose(joined, 1, 2) if turned else joined)
+
+    def _beside(self, xs: list[Tensor], axis: int) -> Tensor:
+        """Tensors that lie side by side in the pages of a cache, read in place."""
+        shape = list(xs[0].shape)
+        shape[axis] = sum(x.shape[axis] for x in xs)
+        return self.in_pool(tuple(shape), xs[0].dtype)
+
+    def _expanded(self, x: Tensor, shape: Any) -> Tensor:
+        """[batch, heads, rows, size]; what has no heads is the same for all of them."""
+        if len(x.shape) == 4:
+            return self.t.transpose(x, 1, 2)
+        wide = self.t.unsqueeze(x, 1)
+        return self.t.expand(wide, (wide.shape[0], shape[2], *wide.shape[2:]))
+
+    def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
+        """The axis whose sizes add up to the result's; None if no axis does."""
+        for axis in range(len(shape) - 1, 0, -1):
+            at = axis - len(shape)
+            if sum(x.shape[at] for x in xs) == shape[axis]:
+                return axis
+        return None
+
+    @compared(BY_TORCH)
+    def do_core(self, step: Step) -> None:
+        """A product or a scan with an op of its own: the method `core_<Op>` of a profile."""
+        name = type(step.op).__name__
+        run = getattr(self, f"core_{name}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{name}'", step.name)
+        run(step)
+
+    @compared(BY_TORCH)
+    def do_state(self, step: Step) -> None:
+        """What is kept for the next pass. A step that reads it keeps it where the state names no values itself."""
+        if step.ins:
+            self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the last run: the cross-entropy of its logits, plus that of each further prediction."""
+        further, self.further = self.further, []
+        loss = self.loss(logits, labels)
+        for ahead in further:
+            loss = self.t.add(loss, self.loss(ahead, labels))
+        return loss
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
+        read = DTYPES[self.choices.logits_dtype or FLOAT32.name]
+        whole = self.t.flatten(self.t.to(logits, read), 0, 1)
+        if self.choices.keeps_logits:
+            self.logits = [whole]
+        return self.cross_entropy(whole, labels)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of logits [tokens, vocabulary]; under autocast, of a copy in float32 (aten/src/ATen/autocast_mode.h)."""
+        t = self.t
+        read = logits if self.graph.autocast is None else t.to(logits, FLOAT32)
+        return t.nll_loss(t.log_softmax(read), labels)

@@ -1,0 +1,80 @@
+"""Experts of a fixed capacity: each takes as many rows, in one batched product per linear layer of all experts."""
+
+from __future__ import annotations
+
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.axis import extent
+from ....flow.program import Step
+from ....flow.value import Value
+from ....workload.expert_capacity import expert_rows
+from ....workload.rows import Routed
+from ...tensor import Tensor
+from .experts import ExpertKernels
+
+
+class CapacityKernels(ExpertKernels):
+    """Experts, as the reference computes them with `expert_capacity`."""
+
+    def set(self, value: Value, tensor: Tensor) -> None:
+        """Rows of experts stay [experts, rows, width], also where they are as many as the routed rows."""
+        if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
+            self.bind(value, tensor)
+        else:
+            super().set(value, tensor)
+
+    @compared(BY_TORCH)
+    def do_dispatch(self, step: Step) -> None:
+        """Capped: the rows of the highest weights of each expert."""
+        factor, x = self.choices.capacity, step.ins[0]
+        if factor is None:
+            super().do_dispatch(step)
+            return
+        t, named, experts = self.t, self.frames[-1].named, step.how["experts"].size
+        weights, chosen = (t.flatten(named[name], 0, 1) for name in ("weights", "chosen"))
+        tokens, top_k = chosen.shape
+        zeros = t.new((tokens, experts), weights.dtype)
+        by_expert = t.scatter(zeros, chosen, weights)
+        del zeros, weights, chosen
+        kept, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        del by_expert
+        named["weight"], named["token"] = t.transpose(kept, 0, 1), t.flatten(t.transpose(best, 0, 1))
+        del kept, best
+        rows = t.index_select(t.flatten(self.get(x), 0, -2), named["token"])
+        self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
+
+    @compared(BY_TORCH)
+    def do_to_tokens(self, step: Step) -> None:
+        if self.choices.capacity is not None:
+            raise self.unsupported("experts inside attention have no capacity; expected --moe dropless")
+        super().do_to_tokens(step)
+
+    @compared(BY_TORCH)
+    def do_experts(self, step: Step) -> None:
+        if self.choices.capacity is None:
+            super().do_experts(step)
+            return
+        if step.how["identities"]:
+            raise self.unsupported("identity experts have no capacity; expected --moe dropless", step.name)
+        t, experts, rows = self.t, *self.sent("weight").shape
+        x = self._by_expert(self.get(step.ins[0]), experts, rows)
+        outs, ins = extent(step.outs[0].axes), x.shape[-1]
+        weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
+        y = t.matmul(x, t.transpose(weight, 1, 2))
+        if step.how["bias"]:
+            y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (experts, outs)), 1))
+        self.bind(step.outs[0], y)
+
+    def _by_expert(self, x: Tensor, experts: int, rows: int) -> Tensor:
+        """[experts, rows, width], whose axes a step between may have bound in another shape."""
+        return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
+
+    @compared(BY_TORCH)
+    def do_combine(self, step: Step) -> None:
+        if self.choices.capacity is None:
+            super().do_combine(step)
+            return
+        t, weights, kept = self.t, self.get(step.ins[1]), self.sent("weight")
+        y = self._by_expert(self.taken(step, step.ins[0]), *kept.shape)
+        y = t.flatten(t.mul(y, t.unsqueeze(t.to(kept, y.dtype), 2)), 0, 1)
+        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))

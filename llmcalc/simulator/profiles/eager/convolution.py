@@ -1,0 +1,32 @@
+"""Convolutions along the rows."""
+
+from __future__ import annotations
+
+from ....algebra import Number, is_zero
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ....ops import Conv1d
+from ...lowering import Lowering
+from ...tensor import Tensor
+
+
+class ConvolutionKernels(Lowering):
+    """Convolutions, which torch computes with channels before rows."""
+
+    @compared(BY_TORCH)
+    def do_conv(self, step: Step) -> None:
+        out = step.outs[0]
+        op = step.op
+        if not isinstance(op, Conv1d) or not is_zero(op.padding):
+            raise self.unsupported("no kernels for a causal convolution", step.name)
+        x = self.t.transpose(self.flat(step.ins[0]), 1, 2)
+        made = self.convolved(x, step, self.sight.new(out.rows))
+        self.set(out, self.t.transpose(made, 1, 2))
+
+    def convolved(self, x: Tensor, step: Step, length: Number) -> Tensor:
+        """[batch, channels, rows] → [batch, out, length]."""
+        how, width = step.how, step.outs[0].width
+        weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // how["groups"], how["kernel"]))
+        bias = self.weight(f"{step.name}.bias", (width,)) if how["bias"] else None
+        return self.t.convolution(x, weight, bias, length)

@@ -1,0 +1,111 @@
+"""Elementwise steps of values with different axes, sums over an axis, added positions, and xIELU."""
+
+from __future__ import annotations
+
+from ....algebra import Number, ceil_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.axis import Shape
+from ....flow.program import Step
+from ....flow.value import Value
+from ....workload.rows import ONCE
+from ...tensor import FLOAT32, INT64, Tensor
+from .basic import BasicKernels
+
+
+class ElementwiseKernels(BasicKernels):
+    """Steps whose operands are matched by the names of their axes."""
+
+    @compared(BY_TORCH)
+    def do_add(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.add(*self._aligned(step)))
+
+    @compared(BY_TORCH)
+    def do_mul(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.mul(*self._aligned(step)))
+
+    @compared(BY_TORCH)
+    def do_sub(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.sub(*self._aligned(step)))
+
+    @compared(BY_TORCH)
+    def do_div(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.div(*self._aligned(step)))
+
+    def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Both operands, with one element along every axis of the result that a value lacks."""
+        a, b = (self.get(value) for value in step.ins)
+        longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
+        return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
+
+    def _along(self, value: Value, x: Tensor, axes: Shape, longest: int) -> Tensor:
+        if value.rows is ONCE and value.axes:
+            for axis in reversed(axes):
+                if axis in value.axes:
+                    break
+                x = self.t.unsqueeze(x, -1)
+            return x
+        if value.rows is ONCE or len(value.axes) == len(axes):
+            return x
+        own, before = list(value.axes), len(x.shape) - len(value.axes)
+        missing = [i for i, axis in enumerate(axes) if not (own and own[0] == axis and own.pop(0))]
+        if own:  # axes of other names (a gate per head) come first
+            missing = list(range(len(value.axes), longest - before))
+        for i in missing:
+            x = self.t.unsqueeze(x, before + i)
+        return x
+
+    @compared(BY_TORCH)
+    def do_plus(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.add_number(self.get(step.ins[0])))
+
+    @compared(BY_TORCH)
+    def do_sum(self, step: Step) -> None:
+        """The sum or the mean over one axis."""
+        value, out = step.ins[0], step.outs[0]
+        (over,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
+        reduce = self.t.mean if step.how["mean"] else self.t.sum
+        x = self.get(value)
+        self.set(out, reduce(x, len(x.shape) - len(value.axes) + over, keep=False))
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_added_sinusoids(self, step: Step) -> None:
+        """SinusoidalReference.forward: [rows, width] in float32."""
+        out = step.outs[0]
+        self.set(out, self._sinusoids(self.sight.new(out.rows), out.width))
+
+    @compared(BY_TORCH)
+    def do_in_format_of(self, step: Step) -> None:
+        x, value = map(self.get, step.ins)
+        self.bind(step.outs[0], self.t.to(value, x.dtype))
+
+    def _sinusoids(self, rows: Number, width: Number) -> Tensor:
+        t, positions = self.t, self.t.new((rows,), INT64)
+        half = ceil_div(width, 2)
+        exponents = t.like(t.new((half,), FLOAT32))
+        angles = t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
+        del exponents
+        return t.slice(t.cat([t.function("sin", angles), t.function("cos", angles)]), width)
+
+    # --- activations with parameters ----------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_act(self, step: Step) -> None:
+        if step.how["kind"] == "xielu":
+            self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))
+        else:
+            super().do_act(step)
+
+    def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
+        """XIELU.forward."""
+        t = self.t
+        beta, eps = t.unbind(constants)
+        above, below = t.unbind(t.function("softplus", alpha))
+        positive = t.compare(x)
+        squared = t.mul(t.mul(above, x), x)
+        negative = t.mul(t.add(beta, below), t.sub(t.expm1(t.minimum(x, eps)), x))
+        chosen = t.where(positive, squared, negative)
+        del positive, squared, negative
+        return t.add(chosen, t.mul(beta, x))

@@ -1,0 +1,105 @@
+"""Entries that each summarize several tokens, and what attends to them (DeepSeek-V4)."""
+
+from __future__ import annotations
+
+from ....algebra import exact_div, is_zero, minimum
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ....ops import EntryCache
+from ...tensor import FLOAT32, INT64
+from .attention_variants import AttentionVariantKernels
+
+
+class EntryKernels(AttentionVariantKernels):
+    """CompressedAttention's reference, line by line."""
+
+    @compared(BY_TORCH)
+    def do_windows(self, step: Step) -> None:
+        t, x, out = self.t, self.get(step.ins[0]), step.outs[0]
+        shape = self.shape(out)
+        if is_zero(shape[1]):  # no window is full yet
+            if self.prepares:
+                self.set(out, t.new((shape[0], 1, *shape[2:]), x.dtype))
+            else:
+                self.absent.add(id(out))
+            return
+        whole = shape[1] * shape[2]
+        self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))
+
+    @compared(BY_TORCH)
+    def do_weighted_mean(self, step: Step) -> None:
+        t, (values, gate) = self.t, (self.get(value) for value in step.ins)
+        self.set(step.outs[0], t.sum(t.mul(values, t.to(t.softmax(t.to(gate, FLOAT32)), values.dtype)), 2))
+
+    @compared(BY_TORCH)
+    def do_with_rest(self, step: Step) -> None:
+        rows = [self.get(value) for value in step.ins]
+        held = self.frames[-1].named["held"] = self.held("cache")
+        if held is not None:
+            rows = [self.t.cat([rest, x], 1) for rest, x in zip(held[1:], rows, strict=True)]
+        for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
+            self.values.pop(id(value))
+            self.bind(out, tensor)
+
+    @compared(BY_TORCH)
+    def do_keep_entries(self, step: Step) -> None:
+        """All entries, and the rows that fill none yet."""
+        t, (value, *rows), held = self.t, step.ins, self.held(step.name)
+        assert isinstance(step.op, EntryCache)
+        rest, rate = [self.get(row) for row in rows], step.op.rate
+        new = None if self.missing(value) else self.get(value)
+        earlier = None if held is None else held[0]
+        if new is None:
+            entries = t.new((rest[0].shape[0], 0, value.width), rest[0].dtype) if earlier is None else earlier
+        else:
+            entries = new if earlier is None else t.cat([earlier, new], 1)
+        self.keep(step.name, entries, *(t.slice(x, x.shape[1] % rate, 1) for x in rest))
+        self.values.pop(id(value), None)
+        self.bind(step.outs[0], entries)
+
+    @compared(BY_TORCH)
+    def do_whole_entries(self, step: Step) -> None:
+        t, (q, entries) = self.t, (self.get(value) for value in step.ins)
+        whole = self.frames[-1].named["whole"] = t.like(t.like(self.span(q.shape[1])))
+        at = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
+        self.bind(step.outs[0], t.compare(at, t.unsqueeze(whole, 1)))
+
+    @compared(BY_TORCH)
+    def do_choose_entries(self, step: Step) -> None:
+        """Chooser.forward, from the scores of all heads on."""
+        t, (scores, weights, seen) = self.t, (self.get(value) for value in step.ins)
+        self.forget(step.ins[0].storage)
+        self.forget(step.ins[1].storage)
+        weighted = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
+        del weights
+        weighted = t.sum(weighted, 1)
+        scores = t.to(weighted, FLOAT32)
+        del weighted
+        best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
+        self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.how["top_k"])))
+
+    @compared(BY_TORCH)
+    def do_among(self, step: Step) -> None:
+        t, (seen, chosen, entries) = self.t, (self.get(value) for value in step.ins)
+        self.values.pop(id(step.ins[2]), None)
+        if self.reads_selected(chosen.shape[1]):
+            index = t.unsqueeze(t.select(chosen, 1), -1)
+            self.bind(step.outs[1], t.gather(entries, t.expand(index, (*index.shape[:-1], entries.shape[-1]))))
+            self.bind(step.outs[0], t.slice(seen, chosen.shape[-1]))
+            return
+        self.bind(step.outs[1], entries)
+        picked = t.scatter(t.expand(t.like(seen), (chosen.shape[0], *seen.shape)), chosen)
+        self.bind(step.outs[0], t.unsqueeze(t.like(seen, picked), 1))
+
+    @compared(BY_TORCH)
+    def do_per_group(self, step: Step) -> None:
+        """GroupMap.forward."""
+        t, out = self.t, step.outs[0]
+        x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
+        self.frames[-1].named["out"] = x
+        each = exact_div(x.shape[-1], groups)
+        rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, each)), 0, 1), 0, 1)
+        weight = self.weight(f"{step.name}.weight", (groups, lora, each))
+        made = t.transpose(t.matmul(rows, t.transpose(weight, 1, 2)), 0, 1)
+        self.set(out, t.unflatten(made, 0, x.shape[:2]))

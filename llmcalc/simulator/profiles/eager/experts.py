@@ -1,0 +1,188 @@
+"""Mixtures of experts: routers, rows sorted by expert, and one grouped product per linear layer of all experts.
+
+No token is dropped: the rows of all experts together are top_k per token, so no size depends on how evenly the router
+spreads the tokens.
+"""
+
+from __future__ import annotations
+
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.axis import extent
+from ....flow.program import Step
+from ....flow.value import Value
+from ....ops import ExpertRows
+from ...lowering import CARRIED, Lowering
+from ...strides import count
+from ...tensor import FLOAT32, INT32, INT64, Tensor
+
+ALIGNED = 16
+"""torch's grouped product requires rows of a multiple of that many bytes."""
+
+
+class ExpertKernels(Lowering):
+    """Experts, as the reference computes them with `grouped_experts`."""
+
+    def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
+        """[batch, rows, …] → [batch · rows, elements], which rows of experts are already. axes: the axes of one row."""
+        if axes > 1:
+            return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axes - 1), 1)
+        return self.t.renamed(x, (count(x.shape[:-1]), x.shape[-1]))
+
+    # --- routers ----------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_route(self, step: Step) -> None:
+        t, how = self.t, step.how
+        given = dict(zip(how["beside"], step.ins[1:], strict=True))
+        if how["scoring"] == "softmax of chosen":
+            logits, chosen = t.topk(t.to(self.taken(step, step.ins[0]), FLOAT32), how["top_k"])
+            weights = t.softmax(logits)
+        else:
+            scores = self.scored(self.taken(step, step.ins[0]), how["scoring"])
+            if "table" in given:
+                chosen = t.new((*scores.shape[:-1], how["top_k"]), INT64)
+            else:
+                chosen = self.best(scores, how["top_k"], given.get("correction"))
+            weights = self.weights_of(scores, chosen)
+            if "scale" in given:
+                weights = t.mul(weights, t.index_select(self.get(given["scale"]), chosen))
+            if how["skip"]:
+                skips = t.compare(chosen)
+                weights, chosen = t.masked_fill(weights, skips), t.like(chosen)
+        for value, x in zip(step.outs, (weights, chosen), strict=True):
+            self.set(value, x)
+
+    def scored(self, logits: Tensor, scoring: str) -> Tensor:
+        """Logits → scores, in float32."""
+        t = self.t
+        logits = t.to(logits, FLOAT32)
+        if scoring == "softmax":
+            return t.softmax(logits)
+        return t.function("sigmoid", logits) if scoring == "sigmoid" else t.sqrt(t.function("softplus", logits))
+
+    def best(self, scores: Tensor, top_k: int, correction: Value | None) -> Tensor:
+        """The experts with the highest corrected scores."""
+        return self.t.topk(scores if correction is None else self.t.add(scores, self.get(correction)), top_k)[1]
+
+    def weights_of(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """The scores of the chosen experts over their sum."""
+        of_chosen = self.t.gather(scores, chosen)
+        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if chosen.shape[-1] != 1 else of_chosen
+
+    @compared(BY_TORCH)
+    def do_product_keys(self, step: Step) -> None:
+        t, side = self.t, step.how["side"].size
+        rows, columns = t.split(t.to(self.taken(step, step.ins[0]), FLOAT32), (side, side))
+        best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.how["top_k"])
+        self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
+        self.set(step.outs[1], chosen)
+
+    @compared(BY_TORCH)
+    def do_carry(self, step: Step) -> None:
+        x, key = self.get(step.ins[0]), (CARRIED, step.how["slot"])
+        if len(step.ins) > 1 and self.recompute.reentrant:
+            raise self.unsupported(
+                "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
+            )
+        if len(step.ins) > 1 and any(id(frame.scope) in self.again for frame in self.frames):
+            raise self.unsupported(
+                "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
+                "full, or nodes without this module"
+            )
+        if len(step.ins) > 1 and key in self.memo:
+            x = self.t.add(x, self.t.mul(self.memo[key], self.get(step.ins[1])))
+        self.memo[key] = x
+        self.set(step.outs[0], x)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_dispatch(self, step: Step) -> None:
+        x, out = step.ins[0], step.outs[0]
+        if x.rows == out.rows:  # they are in the order of the tokens
+            order = self.sent("order")
+            self.set(out, self.t.index_select(self.by_row(self.get(x), len(x.axes)), order))
+            return
+        named = self.frames[-1].named
+        named["expert"], named["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
+        named["token"] = self.t.like(named["order"])
+        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), named["token"]))
+
+    def sent(self, name: str) -> Tensor:
+        """Of each row in the order of the experts: its `expert`, its `token`, or its place in the `order` of tokens."""
+        for frame in reversed(self.frames):
+            if name in frame.named:
+                tensor: Tensor = frame.named[name]
+                return tensor
+        raise self.unsupported("no kernels for experts without a router")
+
+    @compared(BY_TORCH)
+    def do_to_tokens(self, step: Step) -> None:
+        value = step.ins[0]
+        x = self.by_row(self.taken(step, value), len(value.axes))
+        self.set(step.outs[0], self.t.index_add(x.shape[0], x, self.sent("order")))
+
+    @compared(BY_TORCH)
+    def do_combine(self, step: Step) -> None:
+        t, weights = self.t, self.get(step.ins[1])
+        y = self.by_row(self.taken(step, step.ins[0]), len(step.ins[0].axes))
+        y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.sent("order")), 1))
+        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))
+
+    # --- experts ----------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_experts(self, step: Step) -> None:
+        t, out, experts = self.t, step.outs[0], step.how["experts"].size
+        x = self.by_row(self.get(step.ins[0]), len(step.ins[0].axes))
+        ins, outs = x.shape[1], extent(out.axes)
+        for size in (ins, outs):
+            if isinstance(size, int) and size * x.dtype.bytes % ALIGNED:
+                raise self.unsupported(
+                    f"{size} elements of {x.dtype} are {size * x.dtype.bytes} bytes; a grouped product requires a "
+                    f"multiple of {ALIGNED}",
+                    step.name,
+                )
+        ends = self.ends_of_groups(experts, step.how["identities"])
+        weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
+        if x.dtype is not weight.dtype:
+            raise self.unsupported(
+                f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
+                "autocast; expected weights in the type of activations",
+                step.name,
+            )
+        y = t.grouped_mm(x, t.transpose(weight, 1, 2), ends)
+        if step.how["bias"]:
+            y = t.add(y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.sent("expert")))
+        self.set(out, y)
+
+    def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
+        """Per expert, the number of rows up to its last one, made by the first linear layer of the experts."""
+        t, named = self.t, self.frames[-1].named
+        if "ends" not in named:
+            if identities:
+                named["identity"] = t.compare(self.sent("expert"))
+                named["expert"] = t.like(self.sent("expert"))
+            counts = t.histogram(self.sent("expert"), experts)
+            named["ends"] = t.to(counts, INT32)
+        ends: Tensor = named["ends"]
+        return ends
+
+    @compared(BY_TORCH)
+    def core_IdentityExperts(self, step: Step) -> None:
+        rows, y = (self.by_row(self.get(value), len(value.axes)) for value in step.ins)
+        identity = self.frames[-1].named["identity"]
+        self.set(step.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
+
+    @compared(BY_TORCH)
+    def core_ExpertRows(self, step: Step) -> None:
+        """Experts of one unit each: a vector each for input and output, looked up for each token."""
+        t, op, (x, chosen) = self.t, step.op, step.ins
+        assert isinstance(op, ExpertRows)
+        table = self.weight(f"{step.name}.weight", (op.num_experts, op.width))
+        if step.outs[0].axes == chosen.axes:
+            out = t.select(t.matmul(t.embedding(table, self.get(chosen)), t.unsqueeze(self.get(x), 3)), 3)
+        else:
+            out = t.select(t.matmul(t.unsqueeze(self.get(x), 2), t.embedding(table, self.get(chosen))), 2)
+        self.set(step.outs[0], out)

@@ -1,0 +1,257 @@
+"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them; weights in 4 bits, as in
+bitsandbytes; and queries, keys and values as one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....algebra import Number, ceil_div, same
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.axis import extent
+from ....flow.program import Step
+from ....flow.tree import Use
+from ....ops import Linear
+from ....workload.lora import BLOCK, PROJECTIONS
+from ...autograd import Gradient, Needs, record
+from ...lowering import Path
+from ...strides import Shape
+from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Tensor, empty
+from .basic import BasicKernels
+
+TOGETHER = "qkv_proj"
+"""The name of that product."""
+
+
+class LoraKernels(BasicKernels):
+    """What `Adapters` adds to linear layers, and how it stores them."""
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def matrix(self, step: Step) -> Tensor:
+        """The weight of a linear layer; in 4 bits if the base is."""
+        weight = step.weight
+        if weight is None or not self._narrow(step):
+            return self._trained_copy(step, super().matrix(step))
+        return self._in_4_bits(step.name, extent(weight.out) * extent(weight.ins))
+
+    def table(self, step: Step) -> Tensor:
+        return self._trained_copy(step, super().table(step))
+
+    @compared(BY_TORCH)
+    def do_table(self, step: Step) -> None:
+        """With checkpoints, the token embedding wants a gradient although its table is frozen.
+
+        Source: transformers/modeling_utils.py, `enable_input_require_grads`.
+        """
+        super().do_table(step)
+        how, by_token = self.adapters, step.how["by"] in ("ids", "known ids")
+        if how is not None and how.library == "peft" and self.recompute.layers and by_token:
+            made = self.get(step.outs[0])
+            made.leaf = self.graph.enabled and made.node is None
+
+    def _narrow(self, step: Step) -> bool:
+        """Whether a weight is stored in 4 bits: those of layers are, and that of an output head if it is asked for."""
+        how = self.adapters
+        if how is None or how.base == "none":
+            return False
+        if any(frame.turn is not None for frame in self.frames):
+            return True
+        tied = ("", id(step.weight)) in self.weights
+        return how.quantized_head and step.outs[0] is self.result and not tied
+
+    def _in_4_bits(self, name: str, weights: Number) -> Tensor:
+        assert self.adapters is not None
+        size = self.adapters.stored_bytes(weights)
+        return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
+
+    def _trained_copy(self, step: Step, weight: Tensor) -> Tensor:
+        """The copy of a weight that is trained in its place (peft/utils/other.py, `ModulesToSaveWrapper`)."""
+        if self.adapters is None or self.layer_name(step) not in self.adapters.copies:
+            return weight
+        key = (*self.module_path(), f"{step.name}.modules_to_save.weight")
+        return self.parameter(key, weight.shape, weight.dtype, trained=True)
+
+    def layer_name(self, step: Step) -> str:
+        """The name of a linear layer; one that is a whole module has the module's."""
+        return step.name or self.frames[-1].scope.name
+
+    def has_adapter(self, step: Step) -> bool:
+        """Whether a linear layer has an adapter."""
+        return self.adapters is not None and self.layer_name(step) in self.adapters.targets
+
+    def never_read(self, name: str, use: Use) -> list[Tensor]:
+        """PEFT finds layers by their names, and so those that never run."""
+        how, made = self.adapters, super().never_read(name, use)
+        if how is None or how.library != "peft" or not isinstance(use.op, Linear) or name not in how.targets:
+            return made
+        shapes = (how.rank, use.op.n_in), (use.op.n_out, how.rank)
+        return [*made, *(empty(self.graph.meter, shape, how.dtype, leaf=self.trained) for shape in shapes)]
+
+    def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+        """A trained matrix of an adapter of a module, by default the one that runs."""
+        assert self.adapters is not None
+        key = (*(self.module_path() if module is None else module), name)
+        return self.parameter(key, shape, self.adapters.dtype, trained=True)
+
+    # --- queries, keys and values as one product --------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_linear(self, step: Step) -> None:
+        together = self._together(step)
+        if not together:
+            super().do_linear(step)
+        elif step is together[0]:  # the others have their values from it
+            self._as_one_product(together)
+
+    def _together(self, step: Step) -> list[Step]:
+        """The projections that run as one product with this one, in their order; none if it runs by itself."""
+        litgpt = self.adapters is not None and self.adapters.library == "litgpt"
+        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
+            return []
+        found = [
+            item
+            for item in self.frames[-1].scope.items
+            if isinstance(item, Step)
+            and item.verb == "linear"
+            and item.name in PROJECTIONS
+            and item.ins[0] is step.ins[0]
+        ]
+        return found if len(found) > 1 and found[0].name == PROJECTIONS[0] else []
+
+    def _as_one_product(self, steps: list[Step]) -> None:
+        x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
+        total = sum(widths)
+        biased = [step for step in steps if step.how["bias"]]
+        if len(biased) not in (0, len(steps)):
+            raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
+        bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None
+        if self._narrow(steps[0]):
+            weight = self._in_4_bits(TOGETHER, total * x.shape[-1])
+        else:
+            weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
+        made = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
+        for step, part in zip(steps, self.t.split(made, widths), strict=True):
+            self.modules[id(step.outs[0])] = self.module_path(), step.name
+            self.set(step.outs[0], part)
+
+    def _with_adapters(self, steps: list[Step], x: Tensor, made: Tensor, weight: Tensor) -> Tensor:
+        how = self.adapters
+        adapted = [] if how is None else [step for step in steps if step.name in how.targets]
+        if how is None or not adapted:
+            return made
+        if how.library == "litgpt":
+            return self._grouped(x, made, [step.outs[0].width for step in adapted])
+        if len(adapted) < len(steps):
+            names = ", ".join(step.name for step in steps)
+            raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
+        return self._adapted(TOGETHER, x, made, weight)
+
+    def _grouped(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
+        """One adapter for some of the projections (lit_gpt/lora.py, `LoRAQKVLinear.forward` and `zero_pad`)."""
+        t, how = self.t, self.adapters
+        assert how is not None
+        total = sum(widths)
+        down = self.adapter(f"{TOGETHER}.lora_A", (how.rank * len(widths), x.shape[-1]))
+        up = self.adapter(f"{TOGETHER}.lora_B", (total, how.rank))
+        after_a = t.linear(t.dropout(x) if how.dropout else x, down)
+        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(up, -1), None, x.shape[1])
+        after_b = t.transpose(after_b, -1, -2)
+        width = pretrained.shape[-1]
+        lora = t.scale(after_b if same(total, width) else self._padded(after_b, width))
+        return t.add(pretrained, lora)
+
+    def _padded(self, x: Tensor, width: Number) -> Tensor:
+        """The adapter's output [batch, tokens, …] among zeros. Its copy is kept, for the shape of its gradient.
+
+        Source: derivatives.yaml, `index_copy`.
+        """
+        t, graph = self.t, self.graph
+        turned = t.transpose(x, 0, 1)
+        rows, part = turned.shape[0] * turned.shape[1], turned.shape[2]
+        result = t.new((rows, width), x.dtype)
+        source, index = t.reshape(turned, (rows, part)), t.new((part,), INT64)
+
+        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            return (graph.new((rows, part), g.dtype),)
+
+        result = record(graph, "index_copy", (source,), t.like(result), back, index, source)
+        del source, index
+        return t.transpose(t.reshape(result, (*turned.shape[:2], width)), 0, 1)
+
+    # --- products ---------------------------------------------------------------------------------------------------
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Wᵀ, plus the adapter's output if the layer has one."""
+        width = step.outs[0].width
+        if not self.has_adapter(step):
+            return self.product(x, weight, bias, width)
+        return self._adapted(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
+
+    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        how = self.adapters
+        if how is not None and how.library == "litgpt" and name in how.targets:
+            raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
+        width = weight.shape[0]
+        if how is None or name not in how.targets:
+            return self.product(x, weight, bias, width)
+        return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
+
+    def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
+        """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
+        t, how = self.t, self.adapters
+        assert how is not None
+        down = self.adapter(f"{name}.lora_A.weight", (how.rank, x.shape[-1]), module)
+        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], how.rank), module)
+        if how.library != "peft":  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
+            lora_out = t.linear(t.dropout(x) if how.dropout else x, down)
+            lora_out = t.scale(t.linear(lora_out, up))
+            return t.add(result, lora_out)
+        dtype = result.dtype
+        if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear4bit.forward`
+            result = t.copy(result)
+            read = x if self.graph.autocast is not None else t.to(x, how.dtype)
+            output = t.scale(t.linear(t.linear(t.dropout(read) if how.dropout else read, down), up))
+            if self.graph.autocast is None:
+                output = t.to(output, dtype)
+            return t.add(result, output)
+        read = t.to(x, how.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
+        result = t.add(result, t.scale(t.linear(t.linear(t.dropout(read) if how.dropout else read, down), up)))
+        return t.to(result, dtype)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
+        """x·Wᵀ + b. A weight in 4 bits is decoded for it (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
+        if weight.dtype is not UINT8:
+            return super().product(x, weight, bias, width)
+        assert self.adapters is not None
+        graph, shape = self.graph, (width, x.shape[-1])
+        before, dtype = x.shape, x.dtype
+
+        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            decoded = self._decoded(shape, dtype)
+            out = graph.new(before, dtype)
+            del decoded
+            return (out,)
+
+        decoded = self._decoded(shape, dtype)
+        out = graph.new((*before[:-1], width), dtype)
+        del decoded
+        made = record(graph, "matmul_4bit", (x,), out, back, weight)
+        if self.adapters.keeps_inputs and made.node is not None:
+            made.node.attributes.append(x.detached())
+        return made
+
+    def _decoded(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """A weight in 4 bits as numbers of that type (bitsandbytes/functional.py, `dequantize_4bit`)."""
+        how, graph = self.adapters, self.graph
+        assert how is not None
+
+        def dequantized() -> Tensor:
+            scales = graph.new((ceil_div(shape[0] * shape[1], BLOCK),), FLOAT32) if how.base == "nf4-dq" else None
+            out = graph.new(shape, FLOAT16 if how.decodes_to_half else dtype)
+            del scales
+            return out
+
+        return self.t.to(dequantized(), dtype)

@@ -1,0 +1,131 @@
+"""Relative positions: biases and encodings of distances, and scores by distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....algebra import ceil_div
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ...tensor import FLOAT32, INT64, Dtype, Tensor
+from .attention_variants import AttentionVariantKernels
+
+
+class PositionKernels(AttentionVariantKernels):
+    """What goes by the distance between a query and a key."""
+
+    def _away(self, queries: Any, keys: Any) -> Tensor:
+        """The distance of every key from every query, [queries, keys]."""
+        return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
+
+    def _lengths(self, step: Step) -> tuple[Any, Any]:
+        """The numbers of queries and keys, which are the last two values that a step reads."""
+        q, k = (self.get(value) for value in step.ins[-2:])
+        return q.shape[1], k.shape[1]
+
+    # --- biases -----------------------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_alibi(self, step: Step) -> None:
+        out = step.outs[0]
+        heads, (queries, keys) = out.axes[0].size, self._lengths(step)
+        key = ("alibi", heads, queries, keys)
+        if key not in self.memo:
+            self.memo[key] = self._alibi(heads, queries, keys)
+        self.bind(out, self.memo[key])
+
+    def _alibi(self, heads: Any, queries: Any, keys: Any) -> Tensor:
+        """`alibi_bias`: [heads, queries, keys] in float32."""
+        t = self.t
+        slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
+        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._away(queries, keys)))
+
+    @compared(BY_TORCH)
+    def do_distance_bias(self, step: Step) -> None:
+        table, q = step.ins
+        queries, keys = self.span(self.sight.new(q.rows)), self.span(self.sight.held(q.rows))
+        self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.how["causal"]))
+
+    def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
+        """T5's bias of positions: a table's row for each bucket, [heads, queries, keys]."""
+        t = self.t
+        distance = t.like(t.unsqueeze(keys, 0), t.unsqueeze(queries, 1))
+        offset: tuple[Tensor, ...] = ()
+        if causal:
+            distance = t.like(t.like(distance))
+        else:
+            offset, distance = (t.like(t.like(t.compare(distance), dtype=INT64)),), t.like(distance)
+        far = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
+        bucket = t.like(t.like(t.compare(distance), distance, t.like(far)), *offset)
+        return t.permute(t.embedding(table, bucket), (2, 0, 1))
+
+    # --- scores by distance -----------------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_sinusoids(self, step: Step) -> None:
+        """Sines and cosines side by side, the angles in float32."""
+        out, dtype = step.outs[0], self.get(step.ins[0]).dtype
+        count, width = self.sight.new(out.rows), out.width
+        if not step.how["once"]:
+            key = ("distances", count, width)
+            if key not in self.memo:
+                self.memo[key] = self._angle_table(self.span(count), 2 * ceil_div(width, 2))
+            self.set(out, self._sines_and_cosines(self.memo[key], dtype))
+            return
+        key = ("away", count, width)
+        if key not in self.memo:
+            angles = self._angle_table(self.t.like(self.span(count)), 2 * ceil_div(width, 2))
+            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(out))
+            del angles
+        self.set(out, self.memo[key])
+
+    def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
+        return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
+
+    @compared(BY_TORCH)
+    def core_TableScores(self, step: Step) -> None:
+        self.bind(step.outs[0], self.scores_by_row(self.get(step.ins[0]), self.get(step.ins[1])))
+
+    @compared(BY_TORCH)
+    def core_DistanceScores(self, step: Step) -> None:
+        """Every query by the projected distances of its own sequence."""
+        x, r = (self.heads_first(self.get(value)) for value in step.ins)
+        self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
+
+    @compared(BY_TORCH)
+    def do_occurring(self, step: Step) -> None:
+        out = step.outs[0]
+        self.set(out, self.t.slice(self.get(step.ins[0]), self.sight.new(out.rows), 0))
+
+    @compared(BY_TORCH)
+    def do_distances(self, step: Step) -> None:
+        t, how, (queries, keys) = self.t, step.how, self._lengths(step)
+        key = ("distance", queries, keys, how["binned"])
+        if key in self.memo:
+            index = self.memo[key]
+        else:
+            index = self._binned(queries, keys) if how["binned"] else self._away(queries, keys)
+        if how["kept"]:
+            self.memo[key] = index
+        for changes in (how["shifted"], how["clamped"]):
+            index = t.like(index) if changes else index
+        self.bind(step.outs[0], index)
+
+    def _binned(self, queries: Any, keys: Any) -> Tensor:
+        """Distances of which the far ones share bins, by their logarithm."""
+        t = self.t
+        distance = self._away(queries, keys)
+        far = t.like(t.like(t.like(distance)), dtype=FLOAT32)
+        binned = t.like(t.like(t.like(t.like(t.like(t.like(far)))), dtype=INT64))
+        near = t.compare(t.like(distance))
+        return t.like(near, distance, t.like(binned, t.like(distance)))
+
+    @compared(BY_TORCH)
+    def do_at_distance(self, step: Step) -> None:
+        t, (scores, index) = self.t, (self.get(value) for value in step.ins)
+        index = t.expand(index, (*scores.shape[:-1], index.shape[-1]))
+        if step.how["by_key"]:
+            self.bind(step.outs[0], t.transpose(t.gather(scores, t.transpose(index, -1, -2)), -1, -2))
+        else:
+            self.bind(step.outs[0], t.gather(scores, index))

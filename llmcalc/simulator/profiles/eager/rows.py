@@ -1,0 +1,46 @@
+"""Rows before others: zeros, and the previous row of each."""
+
+from __future__ import annotations
+
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ...lowering import Lowering
+
+
+class RowKernels(Lowering):
+    """What a causal convolution and values of the previous token read."""
+
+    @compared(BY_TORCH)
+    def do_padded(self, step: Step) -> None:
+        """torch stores channels before rows. What the next pass needs is kept."""
+        t, out, more, state = self.t, step.outs[0], step.how["more"], step.how["state"]
+        x = t.transpose(self.flat(step.ins[0]), 1, 2)
+        held = self.frames[-1].named["held"] = self.held(state)
+        seen = t.pad(x, x.shape[2] + more) if held is None else t.cat([held[0], x])
+        self.keep(state, t.slice(seen, more))
+        self.set(out, t.transpose(seen, 1, 2))
+
+    @compared(BY_TORCH)
+    def do_zeros(self, step: Step) -> None:
+        out = step.outs[0]
+        held = self.frames[-1].named["held"] = self.held(step.how["state"])
+        if held is not None:
+            self.absent.add(id(out))
+        else:
+            self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
+
+    @compared(BY_TORCH)
+    def do_resumed(self, step: Step) -> None:
+        held, out = self.held(step.how["state"]), step.outs[0]
+        if held is not None:
+            self.bind(out, self.t.unsqueeze(held[step.how["index"]], 1))
+        elif self.missing(step.ins[0]):
+            self.absent.add(id(out))
+        else:
+            self.bind(out, self.get(step.ins[0]))
+
+    @compared(BY_TORCH)
+    def do_delayed(self, step: Step) -> None:
+        x, first = (self.get(value) for value in step.ins)
+        self.set(step.outs[0], self.t.cat([first, self.t.slice(x, x.shape[1] - 1, 1)], 1))

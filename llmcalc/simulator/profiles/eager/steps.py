@@ -1,0 +1,384 @@
+"""One further token of a recurrence, from the state that earlier passes kept: the references' own lines.
+
+A method `one_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one whose
+name begins with an underscore is only held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....algebra import exact_div
+from ....evidence import by_torch, compared
+from ....flow.program import Step
+from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
+from ...tensor import FLOAT32, Tensor
+from .scans import NORMS, ScanKernels, Steps
+
+DECODED = by_torch("tests/simulator/test_inference.py")
+"""The witness of decoding steps."""
+
+
+class StepKernels(ScanKernels):
+    """Recurrences, one token after the prompt."""
+
+    def state_before(self, name: str) -> Tensor:
+        """The one tensor of a state."""
+        held = self.held(name)
+        assert held is not None
+        return held[0]
+
+    def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
+        """The norm of a module's output, by groups where it has some."""
+        norm = steps["norm"]
+        groups = norm.how.get("groups")
+        return self.norm(x, norm.how["spec"], norm.name, (width,), 1 if groups is None else groups.size)
+
+    # --- Mamba --------------------------------------------------------------------------------------------------------
+
+    @compared(DECODED)
+    def one_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
+        """MambaReference.forward."""
+        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        assert isinstance(op, SelectiveScan)
+        by_head = steps["x_proj"].verb == "experts"
+        heads = steps["x_proj"].how["experts"].size if by_head else 1
+        inner, gate = t.split(self.projected(steps["in_proj"], x), [op.inner, op.inner])
+        inner = self.conv_with_state(steps["conv1d"], t.transpose(inner, 1, 2), "conv_state")
+        inner = t.transpose(self.activated(inner, kind), 1, 2)
+        wide = steps["x_proj"].outs[0].width
+        rank = wide - 2 * op.state
+        low = self._head_map(steps["x_proj"], inner, heads, wide) if by_head else self.projected(steps["x_proj"], inner)
+        step, b, c = t.split(t.unflatten(low, -1, (heads, wide)), [rank, op.state, op.state])
+        del low
+        if "dt_norm" in steps:
+            step, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
+        step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
+        shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
+        _held = self.held("ssm_state")
+        y, last = self._one_scan(inner, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape)
+        self.keep("ssm_state", last)
+        return self.projected(steps["out_proj"], t.mul(y, self.activated(gate, kind)))
+
+    def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
+        """The projection to Δ."""
+        return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.projected(step, x)
+
+    def _head_map(self, step: Step, x: Tensor, heads: Any, wide: Any) -> Tensor:
+        """HeadMap.forward."""
+        t, width = self.t, exact_div(x.shape[-1], heads)
+        weight = self.weight(f"{step.name}.weight", (heads, wide, width))
+        y = t.matmul(t.transpose(t.unflatten(x, -1, (heads, width)), 1, 2), t.transpose(weight, -1, -2))
+        if step.how["bias"]:
+            y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, wide)), 1))
+        return t.flatten(t.transpose(y, 1, 2), 2)
+
+    def _one_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
+        """Scan.forward."""
+        t, before = self.t, self.state_before("ssm_state")
+        decay = t.exp(t.mul(t.unsqueeze(t.to(step, FLOAT32), -1), t.reshape(self.decay(shape), before.shape[1:])))
+        state = t.mul(t.unsqueeze(t.to(t.mul(step, x), FLOAT32), -1), t.to(b, FLOAT32))
+        first = t.add(t.slice(state, 1, 1), t.mul(t.slice(decay, 1, 1), t.unsqueeze(before, 1)))
+        state = t.cat([first, t.slice(state, 0, 1)], 1)
+        low = t.to(state, x.dtype)
+        y = t.matmul(t.unflatten(low, 2, (c.shape[2], exact_div(low.shape[2], c.shape[2]))), t.unsqueeze(c, -1))
+        del low
+        y = t.flatten(y, 2)
+        skipped = t.mul(t.reshape(self.weight("D", shape[:-1]), (before.shape[1],)), x)
+        return t.add(y, skipped), t.select(state, 1)
+
+    # --- Mamba-2 ------------------------------------------------------------------------------------------------------
+
+    @compared(DECODED)
+    def one_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
+        """Mamba2Reference.forward."""
+        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        assert isinstance(op, ChunkedScan)
+        inner = op.heads * op.head_dim
+        shared = exact_div(steps["conv1d"].outs[0].width - inner, 2)
+        groups = exact_div(shared, op.state)
+        gate, mixed, step = t.split(self.projected(steps["in_proj"], x), [inner, inner + 2 * shared, op.heads])
+        mixed = self.conv_with_state(steps["conv1d"], t.transpose(mixed, 1, 2), "conv_state")
+        mixed = t.transpose(self.activated(mixed, kind), 1, 2)
+        x, b, c = t.split(mixed, [inner, shared, shared])
+        b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
+        _held = self.held("ssm_state")
+        y, last = self._one_of_heads(self.by_head(x, op.head_dim), step, b, c)
+        self.keep("ssm_state", last)
+        return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner))
+
+    def _one_of_heads(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """ChunkedScan.forward of Mamba-2's reference."""
+        t, heads = self.t, x.shape[2:3]
+        step = t.to(t.function("softplus", t.add(step, self.weight("dt_bias", heads))), FLOAT32)
+        log = t.mul(step, self.decay(heads))
+        entering = t.mul(t.to(x, FLOAT32), t.unsqueeze(step, -1))
+        y, last = self._updated(entering, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
+        skipped_to = t.to(y, x.dtype)
+        return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last
+
+    def _updated(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """ChunkedScan._one."""
+        t, before = self.t, self.state_before("ssm_state")
+        kept = t.mul(before, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
+        state = t.add(kept, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
+        del kept
+        return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
+
+    def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner: Any) -> Tensor:
+        """Mamba2Reference._gated."""
+        opened = self.activated(gate, kind)
+        for step in steps.all:
+            if step.verb == "mul":
+                y = self.t.mul(y, opened)
+            if step.verb == "norm":
+                y = self.own_norm(steps, y, inner)
+        return y
+
+    # --- the delta rules ----------------------------------------------------------------------------------------------
+
+    @compared(DECODED)
+    def one_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
+        assert isinstance(steps["core"].op, DeltaRule)
+        return (self._one_kimi_delta if steps["core"].op.by_channel else self._one_gated_delta)(steps, x)
+
+    def _one_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
+        """GatedDeltaNetReference.forward."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, DeltaRule)
+        qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
+        mixed = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
+        mixed = t.transpose(mixed, 1, 2)
+        widths = [steps[name].outs[0].width for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = t.split(mixed, widths)
+        group = exact_div(op.heads * op.key_dim, widths[0])
+        q, k = (self._of_heads(y, op.key_dim, group) for y in (q, k))
+        speed = t.scale(t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
+        raw = t.to(self.projected(steps["a_proj"], x), FLOAT32)
+        raw = t.add(raw, t.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
+        raw = t.function("softplus", raw)
+        decay = t.mul(speed, raw)
+        del speed, raw
+        beta = t.scale(t.function("sigmoid", self.projected(steps["b_proj"], x)))
+        v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
+        decay, beta = t.unsqueeze(t.transpose(decay, 1, 2), -1), t.transpose(beta, 1, 2)
+        out = self._delta_rule(q, k, v, decay, beta)
+        gate = t.function("silu", self.by_head(self.projected(steps["g_proj"], x), op.value_dim))
+        normed = t.mul(self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
+        return self.projected(steps["o_proj"], t.flatten(normed, 2))
+
+    def _of_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
+        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
+
+    def _one_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
+        """KimiDeltaAttentionReference.forward."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, DeltaRule)
+        qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
+        mixed = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
+        width = op.heads * op.key_dim
+        q, k, v = t.split(t.transpose(mixed, 1, 2), [width, width, width])
+        del mixed
+        beta = t.transpose(t.function("sigmoid", self.projected(steps["b_proj"], x)), 1, 2)
+        q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
+        out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
+        normed = self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
+        normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate("g", steps, x)))
+        return self.projected(steps["o_proj"], normed)
+
+    def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
+        """KimiDeltaAttentionReference._log_decay."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, DeltaRule)
+        raw, bias = self._gate("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
+        low = t.to(raw, FLOAT32)
+        del raw
+        speed = t.transpose(self.by_head(t.add(low, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
+        del low
+        by = t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32))
+        by = t.unsqueeze(t.unsqueeze(by, -1), -1)
+        if "softplus" in steps.acts:
+            return t.mul(t.scale(by, "neg"), t.function("softplus", speed))
+        return t.scale(t.function("sigmoid", t.mul(by, speed)))
+
+    def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """DeltaRule.forward of both references."""
+        t = self.t
+        q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
+        q_unit = t.scale(self._unit(q))
+        q, k = q_unit, self._unit(k)
+        del q_unit
+        out, after = self._corrected(q, k, v, g, beta, self.state_before("recurrent_state"))
+        self.keep("recurrent_state", after)
+        return out
+
+    def _unit(self, x: Tensor) -> Tensor:
+        t = self.t
+        return t.mul(x, t.rsqrt(t.add_number(t.sum(t.square(x), keep=True))))
+
+    def _corrected(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """DeltaRule._step."""
+        t = self.t
+        state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
+        predicted = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
+        correction = t.mul(t.sub(t.select(v, 2), predicted), beta)
+        state = t.add(state, t.mul(t.unsqueeze(t.select(k, 2), -1), t.unsqueeze(correction, -2)))
+        return t.unsqueeze(t.sum(t.mul(state, t.unsqueeze(t.select(q, 2), -1)), -2), 2), state
+
+    # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
+
+    @compared(DECODED)
+    def one_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
+        return self.by_token(steps, x)
+
+    @compared(DECODED)
+    def one_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+        """MLSTMReference.forward."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, MatrixMemory)
+        q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
+        held = self.held("recurrent_state")
+        assert held is not None
+        h, state = self._token(
+            q,
+            k,
+            v,
+            self._gate_of(steps["igate"], x, op.heads),
+            self._gate_of(steps["fgate"], x, op.heads),
+            [t.to(y, FLOAT32) for y in held],
+        )
+        low = [t.to(y, x.dtype) for y in state]
+        self.keep("recurrent_state", *low)
+        del low
+        flat = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
+        normed = self.own_norm(steps, flat, op.heads * op.value_dim)
+        del flat
+        out = t.mul(t.function("sigmoid", self.projected(steps["ogate"], x)), normed)
+        return self.projected(steps["out_proj"], out)
+
+    def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
+        """MLSTMReference._heads_of."""
+        t = self.t
+        y = t.to(self.projected(step, x), FLOAT32)
+        return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
+
+    def _gate_of(self, step: Step, x: Tensor, heads: Any) -> Tensor:
+        """MLSTMReference._gate."""
+        low = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
+        low = self.t.function("tanh", low)
+        return self.t.scale(low)
+
+    def _token(
+        self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Core.forward of mLSTM's reference, for one token."""
+        t = self.t
+        log_f, q = self._log_sigmoid(f), t.scale(q)
+        h, after = self._remembered(q, k, v, i, log_f, states)
+        return t.cat([h], 2), after
+
+    def _log_sigmoid(self, x: Tensor) -> Tensor:
+        """It also makes a buffer, which is freed at once."""
+        out, _buffer = self.t.like(x), self.t.like(x)
+        return out
+
+    def _remembered(
+        self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Core._token."""
+        t = self.t
+        memory, norm, largest = states
+        new = t.like(t.add(log_f, largest), i)
+        kept = t.exp(t.sub(t.add(log_f, largest), new))
+        write = t.exp(t.sub(i, new))
+        faded = t.mul(t.unsqueeze(kept, -1), memory)
+        memory = t.add(faded, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
+        del faded
+        faded = t.mul(kept, norm)
+        norm = t.add(faded, t.mul(write, t.select(k, 2)))
+        del faded
+        bottom = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
+        top = t.matmul(q, memory)
+        least = t.like(t.function("abs", bottom), t.exp(t.scale(new, "neg")))
+        least = t.add_number(least)
+        return t.div(top, t.unsqueeze(least, -1)), [memory, norm, new]
+
+    @compared(DECODED)
+    def next_wkv(self, step: Step) -> None:
+        self.set(step.outs[0], self._average(*map(self.get, step.ins)))
+
+    def _average(self, key: Tensor, value: Tensor, first: Tensor, decay: Tensor) -> Tensor:
+        """TimeMixReference._average."""
+        t, dtype = self.t, key.dtype
+        key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
+        first, decay = t.to(first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
+        held = self.held("recurrent_state")
+        assert held is not None
+        _zero, (top, bottom, largest) = t.like(t.select(key, 1)), held
+        k, v = t.select(key, 1), t.select(value, 1)
+        peak = t.like(largest, t.add(k, first))
+        past = t.exp(t.sub(largest, peak))
+        now = t.exp(t.sub(t.add(k, first), peak))
+        out = [t.div(self._mixed(past, top, now, v), t.add(t.mul(past, bottom), now))]
+        peak = t.like(t.add(largest, decay), k)
+        past_next = t.exp(t.sub(t.add(largest, decay), peak))
+        now_next = t.exp(t.sub(k, peak))
+        past, now = past_next, now_next
+        del past_next, now_next
+        top = self._mixed(past, top, now, v)
+        bottom = t.add(t.mul(past, bottom), now)
+        largest = peak
+        self.keep("recurrent_state", top, bottom, largest)
+        made = t.stack(out, 1)
+        del out, past, now, top, bottom, largest, peak, first, decay, k, v, key, value, _zero, held
+        return t.to(made, dtype)
+
+    def _mixed(self, past: Tensor, top: Tensor, now: Tensor, value: Tensor) -> Tensor:
+        """past · top + now · value."""
+        return self.t.add(self.t.mul(past, top), self.t.mul(now, value))
+
+    # --- RG-LRU -------------------------------------------------------------------------------------------------------
+
+    @compared(DECODED)
+    def one_rglru(self, steps: Steps, x: Tensor) -> Tensor:
+        """RGLRUReference.forward."""
+        t, conv = self.t, steps["conv_1d"]
+        gate = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
+        u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
+        u = t.transpose(self.conv_with_state(conv, u, "conv_state", conv.how["kernel"] - 1), 1, 2)
+        speed = t.to(t.function("sigmoid", self._of_blocks(steps["recurrent_gate"], u)), FLOAT32)
+        speed = t.scale(speed)
+        param = self.weight("recurrent_param", (u.shape[-1],))
+        log_a = t.mul(speed, t.function("softplus", t.to(param, FLOAT32)))
+        del speed
+        _first = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
+        one = t.like(log_a)
+        kept = t.like(_first, one, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
+        del one
+        entering = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), kept)
+        _held = self.held("recurrent_state")
+        states = self._scanned(t.exp(log_a), entering, self.state_before("recurrent_state"))
+        self.keep("recurrent_state", t.select(states, 1))
+        return self.projected(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))
+
+    def _opened(self, step: Step, x: Tensor) -> Tensor:
+        return self.t.function("sigmoid", self._of_blocks(step, x))
+
+    def _of_blocks(self, step: Step, x: Tensor) -> Tensor:
+        """BlockMap.forward."""
+        t, op = self.t, step.op
+        assert isinstance(op, BlockLinear)
+        size = exact_div(x.shape[-1], op.blocks)
+        weight = self.weight(f"{step.name}.weight", (op.blocks, size, size))
+        bias = self.weight(f"{step.name}.bias", (op.blocks, size))
+        parts = t.transpose(t.flatten(t.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
+        out = t.baddbmm(t.unsqueeze(bias, 1), parts, t.transpose(weight, 1, 2))
+        return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
+
+    def _scanned(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """a·h + b."""
+        t = self.t
+        first = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))
+        return t.cat([first, t.slice(b, 0, 1)], 1)

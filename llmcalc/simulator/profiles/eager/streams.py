@@ -1,0 +1,73 @@
+"""Several residual streams: AltUp and hyper-connections."""
+
+from __future__ import annotations
+
+from ....components.base import BY_TORCH
+from ....evidence import compared
+from ....flow.program import Step
+from ...lowering import Lowering
+from ...tensor import FLOAT32, Tensor
+
+
+class StreamKernels(Lowering):
+    """What splits, mixes and merges residual streams, [batch, rows, streams, width]."""
+
+    @compared(BY_TORCH)
+    def do_take(self, step: Step) -> None:
+        value, out = step.ins[0], step.outs[0]
+        x = self.get(value)
+        if len(out.axes) < len(value.axes):
+            self.set(out, self.t.select(x, 2))
+        else:
+            self.set(out, self.t.slice(x, out.axes[0].size, 2))
+
+    @compared(BY_TORCH)
+    def do_copies(self, step: Step) -> None:
+        x, out = self.t.unsqueeze(self.get(step.ins[0]), 2), step.outs[0]
+        self.set(out, self.t.expand(x, self.shape(out)))
+
+    @compared(BY_TORCH)
+    def do_stack(self, step: Step) -> None:
+        first, one = step.ins
+        made = self.stacks.pop(id(one))
+        self.set(step.outs[0], self.t.stack([self.get(first), *made], 2))
+
+    @compared(BY_TORCH)
+    def core_Product(self, step: Step) -> None:
+        """A matrix of weights for each row, times its streams."""
+        matrix, x = map(self.get, step.ins)
+        self.set(step.outs[0], self.t.matmul(matrix, x))
+
+    @compared(BY_TORCH)
+    def core_StreamMix(self, step: Step) -> None:
+        matrix, x = map(self.get, step.ins)
+        self.set(step.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
+
+    @compared(BY_TORCH)
+    def core_StreamOffsets(self, step: Step) -> None:
+        """Offsets.forward: each kind of weight has a scale, and each weight an offset."""
+        t, sizes = self.t, [out.width for out in step.outs]
+        parts = t.split(self.get(step.ins[0]), sizes)
+        base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
+        for out, part, by, offset in zip(step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True):
+            self.set(out, t.add(t.mul(part, by), offset))
+
+    @compared(BY_TORCH)
+    def do_root_mean_square(self, step: Step) -> None:
+        t, x = self.t, self.get(step.ins[0])
+        size = t.sqrt(t.clamp(t.mean(t.square(t.to(x, FLOAT32)))))
+        self.set(step.outs[0], t.to(size, x.dtype))
+
+    @compared(BY_TORCH)
+    def do_sinkhorn(self, step: Step) -> None:
+        """HyperLayer's Connection.forward: each division makes a new matrix."""
+        matrix = self.taken(step, step.ins[0])
+        matrix = self._divided(matrix, -2)
+        for _ in range(step.how["steps"] - 1):
+            matrix = self._divided(matrix, -1)
+            matrix = self._divided(matrix, -2)
+        self.set(step.outs[0], matrix)
+
+    def _divided(self, matrix: Tensor, axis: int) -> Tensor:
+        t = self.t
+        return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))

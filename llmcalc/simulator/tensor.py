@@ -1,0 +1,187 @@
+"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists.
+
+A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
+frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
+memory here as they do there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..algebra import Number
+from .strides import Shape, Strides, contiguous, count, is_contiguous
+
+if TYPE_CHECKING:
+    from .autograd import Node
+
+
+class Dtype:
+    """An element type. rank: the result of two types has the one of higher rank."""
+
+    __slots__ = ("bytes", "floating", "name", "rank")
+
+    def __init__(self, name: str, size: int, rank: int, floating: bool = False) -> None:
+        self.name, self.bytes, self.rank, self.floating = name, size, rank, floating
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BOOL, UINT8, INT32, INT64 = Dtype("bool", 1, 0), Dtype("uint8", 1, 1), Dtype("int32", 4, 2), Dtype("int64", 8, 3)
+BFLOAT16, FLOAT16 = Dtype("bfloat16", 2, 4, True), Dtype("float16", 2, 4, True)
+FLOAT32, FLOAT64 = Dtype("float32", 4, 5, True), Dtype("float64", 8, 6, True)
+FLOAT8 = Dtype("float8", 1, 4, True)
+"""Only stored: no operation computes in it."""
+
+DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
+
+
+def promoted(first: Dtype, second: Dtype) -> Dtype:
+    """The type of an elementwise result."""
+    if {first, second} == {BFLOAT16, FLOAT16}:
+        return FLOAT32
+    return first if first.rank >= second.rank else second
+
+
+class Meter(Protocol):
+    """Counts the bytes of storages.
+
+    kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
+    whose: the path of the parameter to which a loop over parameters has come; None outside of one.
+    stream: on which new storages are allocated, 0 for the default one.
+    """
+
+    kind: str
+    place: Any
+    whose: Any
+    stream: int
+
+    def allocate(self, size: Number) -> Any:
+        """Returns the block of a storage of that many bytes."""
+
+    def free(self, block: Any) -> None:
+        """Takes back the block of a storage that nothing refers to."""
+
+    def kept(self, block: Any, kind: str) -> None:
+        """From here on this storage is counted under that kind (`activations`, `gradients`)."""
+
+
+@contextmanager
+def counted_as(meter: Meter, kind: str) -> Iterator[None]:
+    """New storages are counted under that kind."""
+    before, meter.kind = meter.kind, kind
+    try:
+        yield
+    finally:
+        meter.kind = before
+
+
+@contextmanager
+def on_stream(meter: Meter, stream: int) -> Iterator[None]:
+    """New storages are allocated on that stream."""
+    before, meter.stream = meter.stream, stream
+    try:
+        yield
+    finally:
+        meter.stream = before
+
+
+class Storage:
+    """The memory of a tensor and of its views."""
+
+    __slots__ = ("__weakref__", "block", "bytes", "meter")
+
+    def __init__(self, meter: Meter, size: Number) -> None:
+        self.meter, self.bytes = meter, size
+        self.block = meter.allocate(size)
+
+    def __del__(self) -> None:
+        self.meter.free(self.block)
+
+    def release(self) -> None:
+        """Gives the memory back, while tensors still refer to it (`untyped_storage().resize_(0)`)."""
+        self.meter.free(self.block)
+        self.meter, self.block = Gone(), None
+
+    def share(self, other: Storage) -> None:
+        """The memory of another storage stands for what was given back."""
+        self.block = other
+
+
+class Gone:
+    """The meter of a storage that was given back: it counts nothing."""
+
+    kind, stream = "", 0
+    place: Any = None
+    whose: Any = None
+
+    def allocate(self, size: Number) -> Any:
+        return None
+
+    def free(self, block: Any) -> None: ...
+
+    def kept(self, block: Any, kind: str) -> None: ...
+
+
+class Tensor:
+    """A tensor of known shape, strides and type.
+
+    node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
+    leaf: whether it is trained: its gradient stays in `grad`.
+    has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
+        beside it, also where gradients are not recorded.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "grad", "has_base", "leaf", "node", "output", "shape", "storage", "strides")
+
+    def __init__(
+        self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
+    ) -> None:
+        self.shape, self.dtype, self.storage = shape, dtype, storage
+        self.strides: Strides = contiguous(shape) if strides is None else strides
+        self.leaf, self.output, self.has_base = leaf, 0, False
+        self.node: Node | None = None
+        self.grad: Tensor | None = None
+
+    @property
+    def meter(self) -> Meter:
+        return self.storage.meter
+
+    @property
+    def count(self) -> Number:
+        """The number of elements."""
+        return count(self.shape)
+
+    @property
+    def bytes(self) -> Number:
+        """The bytes of its elements, which are more than those of its storage if it is expanded."""
+        return count(self.shape) * self.dtype.bytes
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.leaf or self.node is not None
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    def detached(self) -> Tensor:
+        """The same storage, without its history."""
+        return Tensor(self.shape, self.dtype, self.storage, self.strides)
+
+    def view(self, shape: Shape, strides: Strides) -> Tensor:
+        """A view of another shape, without history."""
+        made = Tensor(shape, self.dtype, self.storage, strides)
+        made.has_base = True
+        return made
+
+    def __repr__(self) -> str:
+        return f"Tensor({list(self.shape)}, {self.dtype})"
+
+
+def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
+    """A new tensor with a storage of its own."""
+    return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)

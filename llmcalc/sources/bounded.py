@@ -1,0 +1,95 @@
+"""Opens and reads the user's files within bounds: regular files alone, a largest size, a largest number of elements.
+
+Every reader of a user's file goes through `open_regular`. A FIFO, a device or a socket could block or never end, and
+files of `/proc` and `/sys` contain more than their size says; all of them are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import IO
+
+from ..errors import InputError
+
+MOST_JSON_ELEMENTS = 3_000_000
+"""Largest number of values and fields in a JSON text. A published config with its label tables has under 20,000."""
+
+MOST_TOML_ELEMENTS = 300_000
+"""Largest number of values in lists and inline tables of a TOML text, which Python parses 20 times slower than JSON."""
+
+_NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path, expected: str) -> tuple[IO[bytes], int]:
+    """Opens a regular file for reading and returns it with its size in bytes.
+
+    expected: what a message says should be there, such as "a .toml file".
+    Raises `InputError` for a file that is missing or not readable, a folder, and anything that is no regular file.
+    """
+    try:
+        _require_regular(path, os.stat(path), expected)  # a device is not even opened
+        handle = os.open(path, os.O_RDONLY | _NONBLOCKING)
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: {_reason(error)}; expected {expected} that can be read") from None
+    try:
+        found = os.fstat(handle)  # of the file that was opened, whatever its name has become since
+        _require_regular(path, found, expected)
+        return os.fdopen(handle, "rb"), found.st_size
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_bytes(path: Path, limit: int, expected: str) -> bytes:
+    """Returns the content of a regular file of at most `limit` bytes.
+
+    expected: what a message says should be there. Raises `InputError` as `open_regular` does, for a file that is too
+    large, and for a file that contains more or fewer bytes than its size says.
+    """
+    file, size = open_regular(path, expected)
+    with file:
+        if size > limit:
+            raise InputError(f"{path}: {size:,} bytes is too large; expected {expected} of at most {limit:,} bytes")
+        try:
+            data = file.read(size + 1) or b""
+        except OSError as error:
+            raise InputError(f"{path}: {_reason(error)}; expected {expected} that can be read") from None
+    if len(data) != size:
+        raise InputError(
+            f"{path}: is not a regular file: its size is {size:,} bytes and "
+            f"{'more' if len(data) > size else f'{len(data):,}'} were read; expected {expected}"
+        )
+    return data
+
+
+def _require_regular(path: Path, found: os.stat_result, expected: str) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise InputError(f"{path}: is a folder; expected {expected}")
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path}: is not a regular file; expected {expected} (or `-` and its content piped in)")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "has a character that no path can have"
+
+
+_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{,]', re.DOTALL)
+
+
+def require_few_elements(text: str, where: str, most: int) -> None:
+    """Raises `InputError` for a text that has more than `most` brackets, braces and commas.
+
+    A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
+    """
+    if text.count("[") + text.count("{") + text.count(",") <= most:
+        return
+    inside = sum(1 for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
+    if inside > most:
+        raise InputError(f"{where}: {inside:,} values and fields are too many; expected at most {most:,}")

@@ -1,0 +1,23 @@
+"""The names of a checkpoint's modules, from its config and the records of its families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...flow.module_names import WRAPPED, Checkpoint
+from .heads import architecture_of
+from .registry import bases, family_of, kind_of_class, model_types, text_of, usual_name
+
+
+def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
+    """Returns the checkpoint that a parsed `config.json` describes.
+
+    Raises `InputError` if its model type is not supported.
+    """
+    text = text_of(config)[2]
+    types = dict.fromkeys((kind_of_class(architecture_of(config)), usual_name(config["model_type"]), text))
+    behind = [family_of(name).like or name for name in types if name in model_types()]
+    prefixes = (f"{base}." for name in behind for base in bases().get(name, ()))
+    family = family_of(behind[-1])
+    return Checkpoint(config, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))

@@ -1,0 +1,432 @@
+"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and compared.
+
+A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+from ..algebra import Number, add, is_zero
+from ..costs.cache import cache_bits
+from ..costs.flops import forward_of
+from ..costs.params import active_of, total_of
+from ..errors import InputError, suggest
+from ..flow.tree import Cost, Node, Place, Use
+from ..model import ModelSpec
+from ..units import DTYPE_BITS
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
+from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
+
+Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
+QUANTITIES: dict[Quantity, tuple[str, str]] = {
+    "params": ("parameters", "parameters"),
+    "active": ("active per token", "parameters"),
+    "flops": ("FLOPs per token", "FLOPs/token"),
+    "flops_absorbed": ("FLOPs, absorbed", "FLOPs/token"),
+    "kv": ("KV cache per token", "bytes/token"),
+    "state": ("state per sequence", "bytes/sequence"),
+    "activations": ("activations kept", "bytes"),
+}
+"""Quantity → its title and its unit.
+
+flops_absorbed: FLOPs with latent attention in its absorbed form.
+activations: what a training pass keeps for its backward pass (`activations`).
+"""
+
+WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
+HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
+HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
+LARGEST_DENOMINATOR = 1000
+
+Recomputed: TypeAlias = Literal["none", "full", "attention", "attention+matmuls"]
+"""Values of `--recompute` under which equal layers keep the same."""
+
+Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+"""(name, label, indices) of each node on a path, from the top down."""
+
+Tidy: TypeAlias = Callable[[Any], Any]
+"""Writes a sum in another way, of the same value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The setting that formulas are evaluated in.
+
+    seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
+    pairs: the (query, key) pairs that count.
+    dtype: the dtype of the cache.
+    """
+
+    seq: int = 2048
+    pairs: Pairs = "full"
+    dtype: str = "bfloat16"
+
+
+DEFAULT = Setting()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetting:
+    """How a model is trained whose kept activations are explained.
+
+    batch: the number of sequences, 1 by default.
+    attention: how attention runs, `eager` by default.
+    recompute: what runs again in the backward pass instead of being kept; nothing by default.
+    norm: whether norms run step by step in float32 (`eager`, by default) or as one kernel (`fused`).
+    dtype: the dtype of weights and activations, `bfloat16` by default.
+    """
+
+    batch: int = 1
+    attention: AttentionImplementation = "eager"
+    recompute: Recomputed = "none"
+    norm: NormImplementation = "eager"
+    dtype: str = "bfloat16"
+
+
+DEFAULT_TRAINING = TrainingSetting()
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A formula and its value.
+
+    quantity: the quantity.
+    expression: the formula in symbols.
+    value: its value, which equals the count.
+    open: the expression with all values but S substituted.
+    in_hidden: the expression with every width that is a multiple of h written as that multiple; None if there is none.
+    """
+
+    quantity: Quantity
+    expression: Any
+    value: Fraction
+    open: Any
+    in_hidden: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A cost summed over the tree in one run; a quantity is a sum of terms."""
+
+    cost: Cost
+    sight: Sight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A node in numbers and in symbols.
+
+    at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
+    times: the number of copies in the model.
+    """
+
+    steps: Steps
+    path: str
+    at: tuple[int, ...]
+    numbers: Node
+    letters: Node
+    times: Number
+    optional: str
+    source: str
+    children: tuple[Found, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name, with the label where layers differ: `layers.self_attn`, `layers.moe.mlp`."""
+        return ".".join(text for name, label, _ in self.steps for text in (name, label) if text) or "model"
+
+
+class Formulas:
+    """The formulas of one model in one setting."""
+
+    def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
+        self.symbolic: Symbolic = symbolic(spec)
+        self.setting, self.include = setting, include
+        self.meanings: dict[Any, Meaning] = {
+            **self.symbolic.meanings,
+            keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
+            element_bytes(): Meaning(
+                ELEMENT_BYTES, f"bytes of a cached element ({setting.dtype})", Fraction(DTYPE_BITS[setting.dtype], 8)
+            ),
+        }
+
+        self._walks: dict[tuple[int, Sight | None], list[Place]] = {}
+        self.root = _found(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
+
+    def nodes(self) -> list[Found]:
+        """The whole model and every node below it, parents first."""
+        return list(_all(self.root))
+
+    def find(self, query: str) -> list[Found]:
+        """The nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
+
+        Raises `InputError` if there are none either.
+        """
+        nodes = self.nodes()
+        if query.lower() == "model":
+            return nodes[:1]
+        exact = [n for n in nodes[1:] if n.path == query]
+        asked = query.split(".")
+        for gaps in (False, True):
+            exact = exact or [n for n in nodes[1:] if _fits(asked, n.steps, gaps)]
+        if not exact:
+            tails = {".".join(s[0] for s in n.steps[i:]) for n in nodes for i in range(len(n.steps))}
+            large = dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children or len(n.steps) == 1)
+            components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
+            for n in nodes[1:]:
+                if n.numbers.children:
+                    components.setdefault(n.numbers.kind, n.steps[-1][0])
+            known = components | {tail: tail for tail in sorted(tails)}
+            near = suggest(query, known) or f" Expected one of {', '.join(large)}."
+            raise InputError(f"NODE: the model has no node '{query}'.{near}")
+        return exact
+
+    def formula(self, found: Found, quantity: Quantity) -> Formula | None:
+        """The formula of one repeat of the node. FLOPs and parameters may be 0.
+
+        None for a node without a cache or state, and for the absorbed form in a model without one. Raises
+        `ArithmeticError` if the formula's value differs from the count.
+        """
+        if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
+            return None
+        numbers, letters = self._terms(quantity)
+        value = Fraction(self._sum(self.symbolic.numbers, numbers, found))
+        expression = self._gathered(self._sum(self.symbolic.tree, letters, found), _tidy)
+        if quantity in ("kv", "state") and not value:
+            return None
+        return self._evaluated(quantity, expression, value, found)
+
+    def of_value(self, quantity: Quantity, expression: Any, value: int, found: Found, tidy: Tidy) -> Formula:
+        """The formula of an expression that was computed elsewhere, and its value. tidy: how its terms are gathered.
+
+        Raises `ArithmeticError` if it has another value.
+        """
+        made = self._evaluated(quantity, self._gathered(expression, tidy), Fraction(value), found)
+        return made if made.in_hidden is None else replace(made, in_hidden=self._gathered(made.in_hidden, tidy))
+
+    def _evaluated(self, quantity: Quantity, expression: Any, value: Fraction, found: Found) -> Formula:
+        open_form = self._checked(expression, value, found)
+        in_hidden = self._in_hidden(expression)
+        if in_hidden is not None:
+            self._checked(in_hidden, value, found)
+        return Formula(quantity, expression, value, open_form, in_hidden)
+
+    def _sum(self, tree: Node, terms: Iterable[Term], found: Found) -> Any:
+        """The sum of the terms for one repeat of the node."""
+        value: Any = 0
+        for term in terms:
+            places = self._walk(tree, term.sight)
+            for at in found.at:
+                value = add(value, places[at].each(term.cost, self.include))
+        return value
+
+    def _walk(self, tree: Node, sight: Sight | None) -> list[Place]:
+        """Every place of the tree in that run, in the order of `at`; cached."""
+        key = (id(tree), sight)
+        if key not in self._walks:
+            self._walks[key] = list(tree.walk(sight))
+        return self._walks[key]
+
+    def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
+        """The terms of the quantity, in numbers and in symbols."""
+        if quantity in ("params", "active"):
+            terms = [Term(total_of if quantity == "params" else active_of)]
+            return terms, terms
+        if quantity in ("flops", "flops_absorbed"):
+            n, s = self.setting.seq, keys()
+            execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
+            here, there = (Sight(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s))
+            return [Term(_scaled(forward_of, Fraction(1, n)), here)], [Term(_scaled(forward_of, 1 / s), there)]
+        empty, one = (Sight(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+        bits = DTYPE_BITS[self.setting.dtype]
+        numbers = _kept(quantity, empty, one, bits, Fraction(1, 8))
+        return numbers, _kept(quantity, empty, one, 8 * element_bytes(), _eighth())
+
+    def _checked(self, expression: Any, value: Fraction, found: Found) -> Any:
+        """The expression with all values but S substituted.
+
+        Raises `ArithmeticError` if its value differs from `value`.
+        """
+        import sympy
+
+        number = {symbol: sympy.Rational(m.value) for symbol, m in self.meanings.items()}
+        expression = sympy.sympify(expression)
+        result = expression.xreplace(number)
+        if result != sympy.Rational(value):
+            raise ArithmeticError(f"{found.name}: the formula {expression} gives {result}, the count is {value}")
+        del number[keys()]
+        return sympy.expand(expression.xreplace(number))
+
+    def _gathered(self, expression: Any, tidy: Tidy) -> Any:
+        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers.
+
+        tidy: writes what is left of a sum.
+        """
+        import sympy
+
+        expression = sympy.sympify(expression)
+        depths = self.symbolic.depths
+        counts = {s for s, m in self.meanings.items() if m.field.startswith("num_hidden_layers")}
+        alike: dict[Any, set[Any]] = {}
+        rest: list[Any] = []
+        for term in sympy.Add.make_args(expression):
+            repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
+            if len(repeat) == 1:
+                alike.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
+            else:
+                rest.append(term)
+        by_repeat: dict[Any, list[Any]] = {}
+        for inner, repeats in alike.items():
+            whole = next((depth for depth, kinds in depths.items() if kinds == repeats), None)
+            by_repeat.setdefault(whole if whole is not None else sympy.Add(*repeats), []).append(inner)
+        layered = [repeat * tidy(sympy.Add(*inner)) for repeat, inner in by_repeat.items()]
+        return sympy.Add(*layered, tidy(sympy.Add(*rest)))
+
+    def _in_hidden(self, expression: Any) -> Any:
+        """The expression in units of h, term by term: f as a multiple of h, heads × head size as a multiple of h."""
+        import sympy
+
+        hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
+        expanded = sympy.expand(expression)
+        if hidden is None or not expanded.has(hidden) or expanded.has(sympy.Min, sympy.Max, sympy.floor):
+            return None
+        total: Any = sympy.Integer(0)
+        for term in sympy.Add.make_args(expanded):
+            factors: list[tuple[Any, Any]] = [f.as_base_exp() for f in sympy.Mul.make_args(term)]
+            fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
+            heads = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEADS)
+            sizes = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEAD_SIZES)
+            lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
+            for (base, exp), field in zip(factors, fields, strict=True):
+                power = exp if field in WIDTHS | HEAD_SIZES else 0
+                changed = (
+                    sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power
+                    if field in lengths
+                    else base**exp
+                )
+                term = term / base**exp * changed if field in lengths else term
+            total += term
+        coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
+        readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
+        return self._gathered_by_power(total) if readable and total != expanded else None
+
+    def proportions(self) -> list[tuple[Any, Any]]:
+        """Widths as multiples of h, if there is one of each kind: (f, 3.5·h), (a·d, h), (k·d, h/4), or (k, a/4)."""
+        import sympy
+
+        value = {s: m.value for s, m in self.meanings.items()}
+
+        def of(fields: frozenset[str]) -> list[Any]:
+            return [s for s, m in self.meanings.items() if m.field in fields]
+
+        def ratio(part: Number, whole: Any) -> Any:
+            return sympy.Rational(part, value[whole]) * whole
+
+        (hidden,), heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
+        found = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
+        if len(sizes) == 1:
+            found += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
+        elif not sizes and len(heads) == 2:
+            found.append((heads[1], ratio(value[heads[1]], heads[0])))
+        return found
+
+    def _gathered_by_power(self, total: Any) -> Any:
+        """The expression with terms that differ only in their layers combined, under the depth if they cover all
+        layers.
+        """
+        import sympy
+
+        for depth, kinds in self.symbolic.depths.items():
+            terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in kinds]
+            for shared in set.intersection(*terms) if terms else set():
+                total = total - sum(shared * k for k in kinds) + shared * depth
+        return total
+
+
+def _kept(quantity: Quantity, empty: Sight, one: Sight, element_bits: Number, factor: Any) -> list[Term]:
+    """Bytes that the first token of a sequence adds, or that exist before it: states, and caches of fixed length.
+
+    Assumes that no window is full yet; a recurrent state does not grow.
+    """
+    cost = cache_bits(element_bits)
+    before = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
+    return before if quantity == "state" else [Term(_scaled(cost, factor), one), *before]
+
+
+def _scaled(cost: Cost, factor: Any) -> Cost:
+    """The cost of each primitive, times a factor."""
+
+    def scaled(use: Use) -> Number:
+        value = cost(use)
+        return 0 if is_zero(value) else value * factor
+
+    return scaled
+
+
+def _eighth() -> Any:
+    import sympy
+
+    return sympy.Rational(1, 8)
+
+
+def _tidy(expression: Any) -> Any:
+    """The expression expanded if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
+    import sympy
+
+    expanded = sympy.expand(expression)
+    return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
+
+
+def _found(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> Found:
+    """A node with all nodes below it; `at` gives each its index in a walk."""
+    node, own = numbers.node, next(at)
+    if (node.name, len(node.children)) != (letters.name, len(letters.children)):
+        raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
+    source = node.source or source
+    below = tuple(
+        _found(place, letter, (*steps, (place.node.name, letter.label, tuple(place.node.indices or ()))), at, source)
+        for place, letter in zip(numbers.children(), letters.children, strict=True)
+    )
+    return Found(steps, numbers.path, (own,), node, letters, numbers.times, numbers.optional, source, below)
+
+
+def together(above: Found, name: str, parts: Sequence[Found]) -> Found:
+    """Several parts of one node as one, with its own name."""
+    numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
+    at = tuple(i for part in parts for i in part.at)
+    path = f"{above.path}.{name}" if above.path else name
+    return replace(
+        above, steps=(*above.steps, (name, "", ())), path=path, at=at, numbers=numbers, letters=letters, children=()
+    )
+
+
+def _all(found: Found) -> Iterator[Found]:
+    yield found
+    for child in found.children:
+        yield from _all(child)
+
+
+def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:
+    """Whether `asked` (names, each optionally followed by a layer's label or number) matches the end of the path."""
+    if not asked or not steps:
+        return False
+    (name, label, indices), above = steps[-1], steps[:-1]
+    last, left = asked[-1], []
+    if last == name:
+        left.append(asked[:-1])
+    if (
+        last
+        and (last == label or (last.isdecimal() and int(last) in indices))
+        and (len(asked) == 1 or asked[-2] == name)
+    ):
+        left.append(asked[:-2])
+    ends = range(len(above), 0 if gaps else len(above) - 1, -1)
+    return any(not rest or any(_fits(rest, above[:end], gaps) for end in ends) for rest in left)

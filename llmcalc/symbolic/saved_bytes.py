@@ -1,0 +1,197 @@
+"""What a training pass keeps for its backward pass, by the module that keeps it.
+
+The forward pass runs without values, by the kernels that `llmcalc memory` runs. Sizes may be integers or integers that
+know their formula, so formulas and bytes come from the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from ..algebra import Number
+from ..flow.program import Scope, Step
+from ..flow.value import Value
+from ..model import ModelSpec
+from ..simulator.autograd import Graph
+from ..simulator.checkpoint import Run
+from ..simulator.choices import EAGER, Choices
+from ..simulator.lowering import Frame
+from ..simulator.profiles.eager import Eager
+from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
+from ..workload.recompute import NONE, Recompute
+from ..workload.rows import SOURCE, TOKENS
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
+
+Path: TypeAlias = tuple[tuple[str, str], ...]
+"""(name, label) of each node on the way to a node."""
+
+Names: TypeAlias = tuple[str, ...]
+"""The names of a path."""
+
+LOSS: Path = (("loss", ""),)
+"""The loss, which is no node of the model."""
+
+
+class At(NamedTuple):
+    """Where a pass is.
+
+    path: of a node. depth: how many of its names are the path of a layer; 0 outside the layers. turn: the layer's index
+    in the run.
+    """
+
+    path: Path = ()
+    depth: int = 0
+    turn: int = -1
+
+    @property
+    def layer(self) -> Path:
+        """The path of the layer; empty outside the layers."""
+        return self.path[: self.depth]
+
+    @property
+    def stack(self) -> Names:
+        """The names of the path of the layer, which all kinds of layers of a stack have in common."""
+        return tuple(name for name, _ in self.layer)
+
+
+class Block:
+    """The memory of one storage.
+
+    kind: what it was made as. made: where. keepers: where it was kept for the backward pass, in order.
+    ends: at how many layers' ends it was among what layers share.
+    """
+
+    __slots__ = ("bytes", "ends", "keepers", "kind", "made")
+
+    def __init__(self, size: Number, kind: str, made: At) -> None:
+        self.bytes, self.kind, self.made = size, kind, made
+        self.keepers: list[At] = []
+        self.ends = 0
+
+    @property
+    def at(self) -> At:
+        """The node that first keeps it; the one that made it, if none does."""
+        return self.keepers[0] if self.keepers else self.made
+
+    @property
+    def shared(self) -> bool:
+        """Whether several layers keep it for which it was made once: a table of angles, an encoder's output."""
+        layers = {(at.stack, at.turn) for at in self.keepers if at.depth}
+        if any(stack == self.made.stack for stack, _ in layers) or not layers:
+            return self.ends > 1 and len(layers) != 1
+        return len(layers) > 1
+
+
+class Storages:
+    """A meter that knows all storages."""
+
+    def __init__(self) -> None:
+        self.kind, self.place, self.whose, self.stream = "temporary", At(), None, 0
+        self.alive: dict[int, Block] = {}
+
+    def allocate(self, size: Number) -> Block:
+        block = Block(size, self.kind, self.place)
+        self.alive[id(block)] = block
+        return block
+
+    def free(self, block: Block) -> None:
+        del self.alive[id(block)]
+
+    def kept(self, block: Block, kind: str) -> None:
+        block.keepers.append(self.place)
+
+
+class Noted(Eager):
+    """The eager kernels, under a meter that is told in which node they run."""
+
+    @property
+    def place(self) -> Any:
+        return self.at(self.frames[1:])
+
+    def at(self, frames: Sequence[Frame]) -> At:
+        """The node of the innermost frame."""
+        named = [frame for frame in frames if frame.scope.name]
+        layers = [(i + 1, frame.turn) for i, frame in enumerate(named) if frame.scope.takes is not None]
+        depth, turn = layers[0] if layers else (0, -1)
+        return At(tuple(_named(frame.scope) for frame in named), depth, -1 if turn is None else turn)
+
+    def step(self, step: Step) -> None:
+        meter = self.graph.meter
+        outside, here = meter.place, self.at(self.frames[1:])
+        meter.place = here._replace(path=(*here.path, _named(step))) if step.name else here
+        super().step(step)
+        meter.place = outside
+
+    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+        meter = self.graph.meter
+        outside, meter.place = meter.place, self.at([*self.frames[1:], frame])
+        out = super().layer(frame, x)
+        meter.place = outside
+        for block in {id(t.storage.block): t.storage.block for t in _tensors(self.memo.values())}.values():
+            block.ends += 1
+        return out
+
+    def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
+        for value in self.reads[id(frame.scope)]:
+            if value in self.values:
+                self.graph.meter.kept(self.values[value].storage.block, "activations")
+        return super().replayed(frame, takes, gives)
+
+
+def _named(item: Scope | Step) -> tuple[str, str]:
+    return item.name, item.about.get("label", "")
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A training pass.
+
+    batch: sequences. seq: their tokens, also of an encoder. dtype: of weights and activations.
+    choices, recompute, include: as in `Lowering`.
+    layers: how many repeats of each stack's pattern run, all by default.
+    """
+
+    batch: Number
+    seq: Number
+    dtype: Dtype = BFLOAT16
+    choices: Choices = EAGER
+    recompute: Recompute = NONE
+    include: frozenset[str] = frozenset()
+    layers: Mapping[int, int] = field(default_factory=dict)
+
+
+def kept_blocks(spec: ModelSpec, how: Pass, kernels: type[Noted] = Noted) -> list[Block]:
+    """Every storage that the forward pass and its loss keep for the backward pass, without weights and inputs.
+
+    Raises `Unsupported` for a step of the model without kernels.
+    """
+    meter = Storages()
+    program = spec.program()
+    sight = Sight(Workload(how.batch, how.seq, source=how.seq, phase="training"))
+    run = kernels(Graph(meter), sight, how.dtype, recompute=how.recompute, include=how.include, choices=how.choices)
+    run.run_only = dict(how.layers)
+    with counted_as(meter, "input"):
+        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (how.batch, how.seq), INT64)
+        run.take_frames(program)
+        labels = run.t.flatten(ids)
+    out = run.run(program)
+    if spec.head.type == "lm":
+        meter.place = At(LOSS)
+        out = run.losses(out, labels)
+    node = out.node
+    del out
+    run.left.clear()  # states that modules keep for a next pass
+    kept = [block for block in meter.alive.values() if block.kind == "temporary"]
+    del node  # whose graph keeps them
+    return kept

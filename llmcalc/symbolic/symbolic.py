@@ -1,0 +1,360 @@
+"""A spec with symbols as sizes: its flow, recorded by the same code that counts, gives the formulas of `llmcalc
+explain`.
+
+Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
+symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
+are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ..algebra import Number, is_zero
+from ..components.base import Network, Part, Symbol, TokenMixer
+from ..components.layers.block import Layer
+from ..components.stack import BASE, SHARED, Stack
+from ..flow.tree import Node
+from ..model import ModelSpec
+from ..parallel.rank_model import RankModel
+from .symbolic_int import Traced
+
+KEYS = "S"
+"""The number of keys that a token attends to, which is the number of tokens of a sequence."""
+ELEMENT_BYTES = "b"
+"""Bytes per cached element."""
+SEQUENCES = "B"
+"""The number of sequences of a pass."""
+DEPTH = "num_hidden_layers"
+
+PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
+"""Field of a part → its subscript; other parts use their own names."""
+SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One occurrence of a size: its stack, kind of layer, part of the layer and field."""
+
+    side: str
+    layer: str
+    part: str
+    field: str
+    letter: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The meaning of a symbol: a name, a field and its value."""
+
+    name: str
+    field: str
+    value: Number
+
+
+Pick: TypeAlias = Callable[[Spot], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbolic:
+    """The tree of a model in numbers and the same tree in symbols, node by node.
+
+    meanings: symbol → its meaning.
+    depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
+    """
+
+    spec: ModelSpec
+    numbers: Node
+    tree: Node
+    meanings: dict[Any, Meaning]
+    depths: dict[Any, frozenset[Any]]
+
+
+GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
+"""Sizes of a layout that are in formulas of a rank → what they are."""
+
+
+def symbolic(spec: ModelSpec) -> Symbolic:
+    """`spec` in symbols; of one rank of a layout, that rank's share of it. Imports sympy."""
+    rank = spec if isinstance(spec, RankModel) else None
+    used = _used_spots(spec if rank is None else rank.whole)
+    names = _named(used + _depth_spots(spec))
+    meanings: dict[Any, Meaning] = {}
+
+    def symbol(name: str, field: str, value: Number) -> Any:
+        name = _plain(name)
+        made = _symbol(name)
+        known = meanings.setdefault(made, Meaning(name, field, value))
+        if known.value != value:
+            raise ArithmeticError(f"{name} stands for {known.field} = {known.value} and for {field} = {value}")
+        return made
+
+    def pick(spot: Spot) -> Any:
+        return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
+
+    lettered = _lettered(spec, pick).tree() if rank is None else _rank_in_letters(rank, pick, symbol)
+    depths: dict[Any, frozenset[Any]] = {}
+    groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    several = len(spec.stacks()) > 1
+    for spot in _depth_spots(spec):
+        stack = getattr(spec, spot.side)
+        labels, counts, of = _layer_labels(stack), _layer_counts(stack, rank), _of_stages(rank)
+        kinds = {name: labels[name] for name in counts}
+        whole = symbol(names[spot], spot.field + of, sum(counts.values()))
+        if len(kinds) == 1:
+            groups[spot.side, next(iter(kinds))] = whole, next(iter(kinds.values()))
+            continue
+        base = f"{spot.letter}_{SIDE_NAMES[spot.side]}" if several else names[spot]
+        for name, count in counts.items():
+            groups[spot.side, name] = (
+                symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]}){of}", count),
+                kinds[name],
+            )
+        depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
+    main = "decoder" if spec.decoder is not None else "encoder"
+    return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
+
+
+def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
+    """Kind of layer → how many there are; of a rank of a pipeline, how many it has."""
+    if rank is None or rank.layout.pp == 1:
+        return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
+    own = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
+    return {name: count for name, count in own.items() if count}
+
+
+def _of_stages(rank: RankModel | None) -> str:
+    return "" if rank is None or rank.layout.pp == 1 else " of this rank"
+
+
+def _rank_in_letters(rank: RankModel, pick: Pick, symbol: Callable[[str, str, Number], Any]) -> Node:
+    """The tree of a rank in symbols. A rank's sizes depend on comparisons, which symbols alone cannot answer."""
+
+    def traced(spot: Spot) -> Any:
+        letter = pick(spot)
+        return spot.value if letter is spot.value else Traced(spot.value, letter)
+
+    layout = rank.layout
+    sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
+    if layout.expert_tp == layout.tp:
+        del sizes["etp"]
+    degrees: dict[str, Any] = {name: Traced(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1}
+    if "etp" not in sizes:
+        degrees["etp"] = degrees.get("tp", layout.expert_tp)
+    lettered = _lettered(rank, traced)
+    assert isinstance(lettered, RankModel)
+    written: Node = _written(lettered.in_letters(replace(layout, **degrees)).tree())
+    return written
+
+
+def _written(value: Any) -> Any:
+    """A tree, an op or a size with formulas in the place of integers that know theirs."""
+    if isinstance(value, Traced):
+        return value.formula
+    if isinstance(value, tuple):
+        return tuple(map(_written, value))
+    if isinstance(value, dict):
+        return {key: _written(one) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        made = {one.name: _written(getattr(value, one.name)) for one in fields(value)}
+        return replace(value, **made)
+    return value
+
+
+def with_formulas(spec: ModelSpec) -> ModelSpec:
+    """A copy of `spec` whose sizes keep their values and know their symbols. Imports sympy."""
+    names = _named(_used_spots(spec) + _depth_spots(spec))
+
+    def pick(spot: Spot) -> int:
+        return Traced(spot.value, _symbol(_plain(names[spot]))) if spot in names else spot.value
+
+    return _lettered(spec, pick)
+
+
+def _plain(name: str) -> str:
+    """A name without the hyphens of a layer's label, in which they would read as a minus."""
+    return name.replace("-", "_")
+
+
+def _symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def element_bytes() -> Any:
+    """The symbol of the bytes per cached element, which may be a fraction (4 bits)."""
+    import sympy
+
+    return sympy.Symbol(ELEMENT_BYTES, positive=True)
+
+
+def keys() -> Any:
+    """The symbol of the number of keys."""
+    return _symbol(KEYS)
+
+
+def sequences() -> Any:
+    """The symbol of the number of sequences."""
+    return _symbol(SEQUENCES)
+
+
+# --- where the sizes stand --------------------------------------------------------------------------------------------
+
+
+def letter_of(field: FieldInfo) -> str | None:
+    """The letter of a field's type, or of the type inside `| None`."""
+    return _letter(field.metadata) or _letter_inside(field.annotation)
+
+
+def _letter(metadata: Iterable[Any]) -> str | None:
+    return next((m.letter for m in metadata if isinstance(m, Symbol)), None)
+
+
+def _letter_inside(annotation: Any) -> str | None:
+    if get_origin(annotation) is Annotated:
+        return _letter(annotation.__metadata__)
+    return next((found for inner in get_args(annotation) if (found := _letter_inside(inner))), None)
+
+
+def _lettered(spec: ModelSpec, pick: Pick) -> ModelSpec:
+    """A copy of `spec` in which `pick` has replaced every size that has a letter, except depths."""
+    update: dict[str, Any] = {side: _lettered_stack(stack, side, pick) for side, stack in spec.stacks()}
+    rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
+    return spec.model_copy(update={**rest, **update})
+
+
+def _lettered_stack(stack: Stack, side: str, pick: Pick) -> Stack:
+    labels = _layer_labels(stack)
+    update = _changes(stack, side, "", "", pick, leave=frozenset({"block", "variants", DEPTH}))
+
+    def lettered(name: str, block: Layer) -> Part:
+        return _lettered_part(block, side, labels[name], "", pick) if name in labels else block
+
+    update["block"] = lettered(BASE, stack.block)
+    update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
+    return stack.model_copy(update=update)
+
+
+def _lettered_part(part: Part, side: str, layer: str, name: str, pick: Pick) -> Part:
+    return part.model_copy(update=_changes(part, side, layer, name, pick))
+
+
+def _changes(
+    part: Part, side: str, layer: str, name: str, pick: Pick, leave: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for field, info in type(part).model_fields.items():
+        value, letter = getattr(part, field), letter_of(info)
+        if field in leave:
+            continue
+        if isinstance(value, Part):
+            changes[field] = _lettered_part(value, side, layer, field, pick)
+        elif letter is not None and isinstance(value, int):
+            changes[field] = pick(Spot(side, layer, name, field, letter, value))
+    return changes
+
+
+def _depth_spots(spec: ModelSpec) -> list[Spot]:
+    letter = letter_of(Stack.model_fields[DEPTH]) or "L"
+    return [Spot(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
+
+
+def _used_spots(spec: ModelSpec) -> list[Spot]:
+    """The sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
+    provisional: dict[Spot, Any] = {}
+
+    def pick(spot: Spot) -> Any:
+        return provisional.setdefault(spot, _symbol(f"x{len(provisional)}"))
+
+    free = {s for place in _lettered(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    return [spot for spot, symbol in provisional.items() if symbol in free]
+
+
+def _free_symbols(op: Any) -> set[Any]:
+    found: set[Any] = set()
+    for field in fields(op) if op is not None else ():
+        value = getattr(op, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            found |= getattr(one, "free_symbols", set())
+    return found
+
+
+def _layer_labels(stack: Stack) -> dict[str, str]:
+    """The label of each kind of layer in the stack: a variant's name, and for `block` a trait that distinguishes it."""
+    kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
+    if len(kinds) == 1:
+        return dict.fromkeys(kinds, "")
+    others = {trait for name, block in kinds.items() if name != BASE for trait in (name, *_traits(block))}
+    own = next((t for t in _traits(stack.block) if t not in others), "base")
+    return {name: own if name == BASE else name for name in kinds}
+
+
+def _traits(block: Layer) -> tuple[str, str]:
+    mixer, network = block.attention, block.feed_forward
+    kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
+    return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
+
+
+def _with_depths(
+    node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+) -> Node:
+    """The tree with symbols for the repeats of each kind of layer, and with labels.
+
+    sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
+    """
+    side = node.name if node.name in SIDE_NAMES and node.is_stack else side
+    below = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
+    children = tuple(_with_depths(c, side, groups, below) for c in node.children)
+    if node.kind != "layer":
+        return replace(node, children=children)
+    kind = node.label.removesuffix(SHARED) or BASE
+    count, label = groups[side, kind]
+    repeat = count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else count
+    return replace(node, repeat=repeat, label=node.label or label, children=children)
+
+
+# --- what they are called ---------------------------------------------------------------------------------------------
+
+
+def _named(spots: list[Spot]) -> dict[Spot, str]:
+    """A name for each occurrence: the letter alone if that is unambiguous, else with subscripts."""
+    names: dict[Spot, str] = {}
+    for letter in dict.fromkeys(s.letter for s in spots):
+        own = [s for s in spots if s.letter == letter]
+        for i, field in enumerate(dict.fromkeys(s.field for s in own)):
+            bare = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
+            same = [s for s in own if s.field == field]
+            subscripts = _subscripts(same)
+            names |= {s: f"{bare}_{subscripts[s]}" if subscripts[s] else bare for s in same}
+    return names
+
+
+def _short(field: str) -> str:
+    text = field.removeprefix("num_")
+    for ending in ("_size", "_dim", "_embeddings"):
+        text = text.removesuffix(ending)
+    return text
+
+
+def _subscripts(spots: list[Spot]) -> dict[Spot, str]:
+    """The shortest description of a place that determines the value, as subscripts; None if all values are equal."""
+    if len({s.value for s in spots}) == 1:
+        return dict.fromkeys(spots, "")
+    for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+        texts = {
+            s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
+            for s in spots
+        }
+        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in spots}
+        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
+            set(described.values())
+        ):
+            return described
+    values = list(dict.fromkeys(s.value for s in spots))
+    return {s: str(values.index(s.value) + 1) for s in spots}

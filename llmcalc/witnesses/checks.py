@@ -1,0 +1,207 @@
+"""Checks, and the comparison of a witness's measurements with the closed forms, node by node.
+
+A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
+of either number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import units
+from ..algebra import is_zero
+from ..evidence import Evidence
+from ..flow.tree import Node, Place
+from ..workload.run_config import Sight
+from .difference import COUNTED, Sizes, named
+
+QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
+
+MEMORY = "memory."
+"""How the names of quantities of a device's memory begin, such as `memory.backward_peak_bytes`."""
+
+
+LOSS = "loss"
+"""The quantity of a loss, which is no whole number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One number, counted and measured.
+
+    node: the path of the node; empty for the whole model.
+    quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
+    closed_form: the counted number.
+    measured: the measured number; None if the witness has no module of that path.
+    witness: the name of the witness.
+    seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
+    explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
+    within: how far the two may be apart, as a share of the measured number; 0 if they should be equal.
+    """
+
+    node: str
+    quantity: str
+    closed_form: float
+    measured: float | None
+    witness: str
+    seq: int | None = None
+    explained: int = 0
+    within: float = 0.0
+
+    @property
+    def where(self) -> str:
+        """The node, and the length of the pass if there are several."""
+        node = self.node or "model"
+        return node if self.seq is None else f"{node}, {self.seq:,} tokens"
+
+    @property
+    def ok(self) -> bool:
+        if self.measured is None:
+            return False
+        return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
+
+    def explanation(self, sizes: Sizes = ()) -> str:
+        """The size of the difference and, if it can be identified, the size of the spec that it equals."""
+        if self.measured is None:
+            return "the witness has no such module"
+        if self.measured == 0:
+            return "the witness counted nothing"
+        difference = self.measured - (self.closed_form - self.explained)
+        share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
+        if self.quantity == LOSS:
+            return f"{difference:+.3g}{share}"
+        difference = int(difference)
+        what = named(difference, sizes) if self.quantity in COUNTED else ""
+        bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
+        beyond = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
+        most = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
+        return f"{units.difference(difference)}{beyond}{f' {what}{bias}' if what else ''}{share}{most}"
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "quantity": self.quantity,
+            "closed_form": self.closed_form,
+            "measured": self.measured,
+            "witness": self.witness,
+            "ok": self.ok,
+            **({} if self.seq is None else {"seq": self.seq}),
+            **({"explained": self.explained} if self.explained else {}),
+            **({"within": self.within} if self.within else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How the leaves of the tree with parameters were compared, by path; a leaf of equal layers is listed once.
+
+    alone: the leaves that were compared individually.
+    summed: the leaves that were compared as part of a sum.
+    missing: the leaves that were only compared in the totals above them.
+    """
+
+    alone: tuple[str, ...]
+    summed: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def data(self) -> dict[str, Any]:
+        return {"alone": len(self.alone), "summed": len(self.summed), "missing": list(self.missing)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one model by one witness.
+
+    target: the name of the model.
+    witness: the name of the witness.
+    checks: the checks.
+    seconds: the duration.
+    info: further information for the report.
+    sizes: the sizes of the spec, to explain differences.
+    coverage: the coverage, for a witness with other module names; None otherwise.
+    untested: what the model uses, or can be run with, that states no witness of its memory; nothing by default.
+    """
+
+    target: str
+    witness: str
+    checks: list[Check]
+    seconds: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    sizes: Sizes = ()
+    coverage: Coverage | None = None
+    untested: tuple[Evidence, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed and there was at least one."""
+        return bool(self.checks) and all(c.ok for c in self.checks)
+
+    @property
+    def failures(self) -> list[Check]:
+        return [c for c in self.checks if not c.ok]
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "model": {"name": self.target}, "witness": self.witness, "ok": self.ok, "seconds": round(self.seconds, 3),
+            **self.info, **({} if self.coverage is None else {"coverage": self.coverage.data()}),
+            "untested": [{"kind": one.kind, "name": one.name} for one in self.untested],
+            "checks": [c.data() for c in self.checks],
+        }  # fmt: skip
+
+
+def compare(
+    tree: Node,
+    quantity: str,
+    closed_form: Callable[[Place], int],
+    measured: Mapping[str, int],
+    modules: frozenset[str],
+    witness: str,
+    sight: Sight | None = None,
+    include: frozenset[str] = frozenset(),
+) -> Iterator[Check]:
+    """Yields a check for every node of the tree; for optional parts, only those in `include`.
+
+    Repeats are compared individually, and reported as one check if their measurements agree.
+
+    closed_form: the count of one repeat of a node, in the run of its place.
+    measured: module path → measured number; 0 for a module that is not in it.
+    modules: the paths of all modules of the witness.
+    """
+    for place in tree.walk(sight):
+        if place.optional and place.optional not in include:
+            continue
+        expected = closed_form(place)
+        paths = module_paths(place)
+        readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
+        yield from agreed(place.path or tree.name, quantity, expected, readings, witness)
+
+
+def agreed(
+    node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
+) -> Iterator[Check]:
+    """Yields one check for all repeats of a node if they measured the same, otherwise one for each wrong repeat.
+
+    readings: path of a repeat → its measurement.
+    """
+    wrong = {path: got for path, got in readings.items() if got != expected}
+    if wrong and len(readings) > 1 and len(wrong) < len(readings):
+        for path, got in wrong.items():
+            yield Check(path, quantity, expected, got, witness)
+    else:
+        yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
+
+
+def module_paths(place: Place) -> list[str]:
+    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the paths of the modules of a node where it stands."""
+    node = place.node
+    if place.above is None:
+        return [""]
+    names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
+    return [f"{above}.{name}" if above else name for above in module_paths(place.above) for name in names]
+
+
+def nonzero(checks: Iterator[Check]) -> Iterator[Check]:
+    """Leaves out checks that are zero on both sides, such as the FLOPs of a norm."""
+    return (c for c in checks if not (is_zero(c.closed_form) and c.measured == 0))

@@ -1,0 +1,94 @@
+"""torch's FLOP counter, `torch.utils.flop_counter.FlopCounterMode`, with a right formula for grouped convolutions.
+
+The counter alone takes 0.04 ms for every operation without FLOPs and 0.2 ms for every product, which is most of the
+time of a pass over a small model on meta. Here it is given products only, and its formulas are computed once for each
+combination of shapes.
+
+The counter has no formula for torch's fused attention on a CPU, nor for the fused layers of nn.MultiheadAttention and
+nn.TransformerEncoderLayer, and counts them as 0. Here attention runs as the products that it consists of.
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from .shapes import Remembered, key_of
+
+
+@contextmanager
+def attention_in_products() -> Iterator[None]:
+    """Runs F.scaled_dot_product_attention as separate matrix products on every device, and no fused layers of torch.nn.
+
+    The scores are then tensors, so a pass on a device with memory takes batch · heads · seq² of them per layer.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
+def flop_counter() -> Iterator[FlopCounterMode]:
+    """Counts the FLOPs of what runs inside, attention in separate products."""
+    formulas = {torch.ops.aten.convolution_backward: convolution_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    counter.flop_registry = {op: _once(op, formula) for op, formula in counter.flop_registry.items()}
+    with attention_in_products(), counter, Remembered(counter):  # the innermost receives every operation first
+        yield counter
+
+
+_KNOWN: dict[Hashable, int] = {}
+"""Operation and shapes → FLOPs."""
+
+
+def _once(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
+    """The formula of an operation, computed once for each combination of shapes on meta."""
+
+    def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        shapes = key_of((*args, *kwargs.items()))
+        key = op, shapes
+        if shapes is not None and key in _KNOWN:
+            return _KNOWN[key]
+        value = formula(*args, out_val=out_val, **kwargs)
+        if shapes is not None:
+            _KNOWN[key] = value
+        return value
+
+    return flops
+
+
+def convolution_backward(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: Any,
+    output_mask: Any,
+    **_: Any,
+) -> int:
+    """FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
+
+    torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
+    times too much.
+    """
+    where = x if transposed else grad
+    products = where[0] * math.prod(where[2:]) * math.prod(weight)
+    return 2 * int(products) * (bool(output_mask[0]) + bool(output_mask[1]))

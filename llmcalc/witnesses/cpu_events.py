@@ -1,0 +1,177 @@
+"""The CPU profiler's events of a forward and a backward pass: every allocation, and every sum of two gradients.
+
+A dispatch mode changes what autograd does: under it, and on meta, torch adds no gradient in place
+(torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; aten/src/ATen/TensorSubclassLikeUtils.h). The profiler
+changes nothing, and it sees what a kernel allocates for itself. Such a block is *scratch*: the kernel that allocates it
+frees it before it returns. The kernel is the outermost operation that torch does not take apart above autograd, which
+is what a dispatch mode sees as one call.
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+FORWARD, BACKWARD = "forward pass", "backward pass"
+"""The names under which the two passes are recorded (`torch.profiler.record_function`)."""
+
+NUMBER = 8
+"""The bytes of a Python number that torch makes a tensor of."""
+
+ENGINE = "autograd::engine::evaluate_function"
+"""How the events of autograd's engine begin. An addition right below one is a sum of two gradients."""
+
+SUMS = {"aten::add": False, "aten::add_": True}
+"""Operation that adds a gradient to another one → whether it does in place."""
+
+
+@dataclass(eq=False)
+class Block:
+    """Memory that is allocated in a pass.
+
+    size: its bytes. kernel: the operation that allocates it, empty outside all of them. scratch: whether that operation
+    frees it.
+    """
+
+    size: int
+    kernel: str
+    scratch: bool = False
+
+    @property
+    def number(self) -> bool:
+        """Whether it is a Python number made a tensor, which no operation does."""
+        return not self.kernel and self.size == NUMBER
+
+    @property
+    def counted(self) -> bool:
+        """Whether a replay counts it."""
+        return not self.scratch and not self.number
+
+
+class Moment(NamedTuple):
+    """An allocation or a release. sign: 1 or -1. phase: the pass."""
+
+    sign: int
+    block: Block
+    phase: str
+
+
+class PassBytes(NamedTuple):
+    """Bytes of a forward and a backward pass.
+
+    live: alive after the forward pass. forward, backward: the most alive in each pass.
+    """
+
+    live: int
+    forward: int
+    backward: int
+
+
+class GradientSums(NamedTuple):
+    """Bytes of sums of gradients, beside those that a parameter's `grad` collects over micro-batches.
+
+    in_place: of sums that are written over the gradient that came first. out_of_place: of sums that are new tensors.
+    """
+
+    in_place: int = 0
+    out_of_place: int = 0
+
+    def with_sum(self, size: int, in_place: bool) -> GradientSums:
+        """These sums and a further one."""
+        return GradientSums(self.in_place + size * in_place, self.out_of_place + size * (not in_place))
+
+
+@dataclass
+class CpuEvents:
+    """The events of a forward and a backward pass.
+
+    moments: allocations and releases in their order. sums: the sums of gradients.
+    """
+
+    moments: list[Moment] = field(default_factory=list)
+    sums: GradientSums = field(default_factory=GradientSums)
+
+    @property
+    def scratch(self) -> dict[str, int]:
+        """Kernel that allocates scratch → the bytes of its largest block."""
+        largest: dict[str, int] = {}
+        for _, block, _ in self.moments:
+            if block.scratch:
+                largest[block.kernel] = max(largest.get(block.kernel, 0), block.size)
+        return largest
+
+    def allocated(self, phase: str) -> list[int]:
+        """The bytes of every block that a replay counts and the pass allocates, in order of size."""
+        return sorted(block.size for sign, block, when in self.moments if sign > 0 and when == phase and block.counted)
+
+    def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
+        """The bytes of both passes. counts: whether a block counts, by default those that a replay counts."""
+        now, live, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        for sign, block, phase in self.moments:
+            now += sign * block.size * counts(block)
+            peaks[phase] = max(peaks[phase], now)
+            live = now if phase == FORWARD else live
+        return PassBytes(live, peaks[FORWARD], max(peaks[BACKWARD], live))
+
+
+def read_events(run: Any) -> CpuEvents:
+    """The events that a profiler has recorded. run: a `torch.profiler.profile` with `profile_memory`."""
+    events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
+    for event, above in sorted(_events(run), key=lambda pair: pair[0].start_time_ns):
+        if event.tag != torch._C._profiler._EventType.Allocation:
+            events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
+            continue
+        phase = next((outer.name for outer in above if outer.name in (FORWARD, BACKWARD)), phase)
+        kernel = next((outer for outer in above if _is_kernel(outer.name)), None)
+        size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
+        if size > 0:
+            block = Block(size, "" if kernel is None else kernel.name)
+            blocks[pointer] = block, kernel
+            events.moments.append(Moment(1, block, phase))
+        elif pointer in blocks:
+            block, maker = blocks.pop(pointer)
+            block.scratch = maker is not None and kernel is not None and maker.id == kernel.id
+            events.moments.append(Moment(-1, block, phase))
+    return events
+
+
+def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields every allocation, release and sum of gradients, with the operations around it, the outermost first."""
+    todo = [(event, list[Any]()) for event in run.profiler.kineto_results.experimental_event_tree()]
+    while todo:
+        event, above = todo.pop()
+        is_sum = event.name in SUMS and bool(above) and above[-1].name.startswith(ENGINE)
+        if is_sum or event.tag == torch._C._profiler._EventType.Allocation:
+            yield event, above
+        todo += [(below, [*above, event]) for below in event.children]
+
+
+def _sum_bytes(event: Any) -> int:
+    """The bytes of a sum of gradients: those of its first operand."""
+    first = event.extra_fields.inputs[0]
+    return int(torch.Size(first.sizes).numel()) * int(first.dtype.itemsize)
+
+
+@cache
+def _is_kernel(name: str) -> bool:
+    """Whether an operation is not taken apart into others above autograd."""
+    if not name.startswith("aten::"):
+        return False
+    forms = [form for form in torch._C._jit_get_schemas_for_operator(name) if _runs_here(form)]
+    names = [f"{form.name}.{form.overload_name}".rstrip(".") for form in forms]
+    return any(not torch._C._dispatch_has_kernel_for_dispatch_key(form, "CompositeImplicitAutograd") for form in names)
+
+
+def _runs_here(form: Any) -> bool:
+    """Whether a form of an operation is one that the reference may call: of tensors, without named axes and `out`."""
+    name = f"{form.name}.{form.overload_name}".rstrip(".")
+    known = torch._C._dispatch_has_kernel(name)
+    return (
+        known and "name" not in form.overload_name.lower() and not any(argument.is_out for argument in form.arguments)
+    )

@@ -1,0 +1,292 @@
+"""Training steps, and passes without gradients, as torch runs the reference: what memory is measured of.
+
+The loop is a plain one:
+
+    for ids in micro_batches:
+        loss = F.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none)
+
+With master weights the optimizer has copies in float32, and the step is
+
+    for copy, weight in zip(copies, weights):
+        copy.grad = weight.grad.float()
+    optimizer.step()
+    for copy, weight in zip(copies, weights):
+        copy.grad = None
+        weight.copy_(copy)
+
+in which all copies of gradients are there at once, beside the gradients.
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, TypeAlias
+
+import torch
+import torch._dynamo  # a first optimizer step imports it, and would count what it allocates
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..device_memory.inference import Inference
+from ..device_memory.optimizer_steps import implementations
+from ..device_memory.settings import Implementation
+from ..device_memory.training import Training, TrainingRun
+from ..model import ModelSpec
+from ..optional import MTP
+from ..simulator.choices import EAGER, Choices
+from ..simulator.meter import Meter
+from ..workload.recompute import NONE
+from . import variants
+
+Seen: TypeAlias = Callable[[str, Tensor | None], None]
+"""Called after each phase with its name; after a forward pass, also with the loss."""
+
+
+# --- the model and what it reads --------------------------------------------------------------------------------------
+
+
+def built(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = frozenset()) -> Any:
+    """The reference in one number format, without the parts that do not run.
+
+    Those are the image and audio encoders, and multi-token prediction unless it is included.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        with torch.device(device):
+            module: Any = spec.reference()
+    finally:
+        torch.set_default_dtype(before)
+    for name in ("towers", *(() if MTP.name in include else ("mtp",))):
+        if hasattr(module, name):
+            delattr(module, name)
+    return module
+
+
+class without_initial_values(TorchFunctionMode):  # it is used as a function
+    """Leaves what modules would initialise as it is allocated: no number of bytes depends on it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
+    """Random token ids on a GPU. Elsewhere all are 0, so the same experts get all rows."""
+    if device == "cuda":
+        return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
+    return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
+
+
+def encoded(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str) -> Tensor | None:
+    """What the encoder of an encoder-decoder reads: token ids or frames; None for another model."""
+    if spec.encoder is None or spec.decoder is None:
+        return None
+    if spec.encoder.stem is None:
+        return token_ids(spec, batch, tokens, device)
+    return torch.zeros(spec.encoder.stem.frames(batch), dtype=getattr(torch, dtype), device=device)
+
+
+def result(
+    spec: ModelSpec,
+    module: Any,
+    ids: Tensor,
+    source: Tensor | None,
+    choices: Choices = EAGER,
+    include: frozenset[str] = frozenset(),
+) -> Any:
+    """The loss; of a model without a language-model head, its output."""
+    with_mtp = MTP.name in include
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    out, ahead = made if with_mtp else (made, [])
+    del made
+    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class TrainingLoop:
+    """The loop above. The names of a batch get the next one when it is made."""
+
+    def __init__(self, spec: ModelSpec, how: Training, device: str) -> None:
+        self.spec, self.how, self.device = spec, how, device
+        self.module = built(spec, how.dtype, device, how.include)
+        variants.change(self.module, how.choices, how.recompute, how.adapters, device)
+        self.weights = self._in_order()
+        self.updated = [w.detach().float() for w in self.weights] if how.master else self.weights
+        matrices = matrices_of(self.module)
+        parameters = [(one, id(weight) in matrices) for one, weight in zip(self.updated, self.weights, strict=True)]
+        implementation = how.implementation or implementations(how.optimizer)[0]
+        self.optimizers = list(optimizers(how.optimizer, parameters, implementation, how.momentum))
+
+    def _in_order(self) -> list[Tensor]:
+        """The trained parameters in the order in which a replay makes them.
+
+        The order counts because a loop over tensors still names the one before.
+        """
+        named = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        run = TrainingRun(self.spec, self.how, meter=Meter())
+        run.set_up()
+        keys = (".".join(str(part).strip(".") for part in key[1:] if part != "") for key, _ in run.lowering.parameters)
+        found = [named.pop(name) for key in keys for name in (key, f"{key}.weight", f"{key}.bias") if name in named]
+        return [*found, *named.values()]
+
+    @property
+    def outside(self) -> Iterable[Tensor]:
+        """What a micro-batch's graph reads and does not own: parameters, buffers and inputs."""
+        source = () if self.source is None else (self.source,)
+        return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
+
+    def step(self, seen: Seen) -> None:
+        """Runs one step. seen: is told of `forward` and `backward` of every micro-batch, and of `step`."""
+        for _ in range(self.how.microbatches):
+            self.micro_batch(seen)
+        self._update()
+        seen("step", None)
+
+    def micro_batch(self, seen: Seen) -> None:
+        """Runs the passes of one micro-batch. seen: is told of `forward` and `backward`."""
+        self.read()
+        with variants.running(self.how.choices):
+            loss = self.loss()
+            seen("forward", loss)
+            loss.backward(torch.ones_like(loss))
+        del loss
+        seen("backward", None)
+
+    def read(self) -> None:
+        """Makes the tokens of a micro-batch."""
+        how = self.how
+        self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
+        source = how.seq if how.source is None else how.source
+        self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
+
+    def loss(self) -> Tensor:
+        """The loss of the tokens that have been made last."""
+        how = self.how
+        with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
+            loss: Tensor = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
+        return loss
+
+    def _update(self) -> None:
+        if self.how.master:
+            for copy, weight in zip(self.updated, self.weights, strict=True):
+                copy.grad = None if weight.grad is None else weight.grad.float()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.how.master:
+            with torch.no_grad():
+                for copy, weight in zip(self.updated, self.weights, strict=True):
+                    copy.grad = None
+                    weight.copy_(copy)
+        self.module.zero_grad(set_to_none=not self.how.keeps_gradients)
+
+
+def optimizers(
+    name: str, parameters: list[tuple[Tensor, bool]], implementation: Implementation, momentum: bool
+) -> Iterator[torch.optim.Optimizer]:
+    """torch's optimizers of that name. parameters: with each, whether Muon updates it; AdamW has the others."""
+    every, foreach, fused = [one for one, _ in parameters], implementation == "foreach", implementation == "fused"
+    match name:
+        case "adamw":
+            yield torch.optim.AdamW(every, foreach=foreach, fused=fused)
+        case "sgd":
+            yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=fused)
+        case "adafactor":
+            yield torch.optim.Adafactor(every, foreach=foreach)
+        case "muon":
+            taken = [one for one, matrix in parameters if matrix]
+            rest = [one for one, matrix in parameters if not matrix]
+            if taken:
+                yield torch.optim.Muon(taken)
+            if rest:
+                yield torch.optim.AdamW(rest, foreach=foreach, fused=fused)
+
+
+def matrices_of(module: nn.Module) -> set[int]:
+    """The identities of the weights of linear layers inside the model's layers."""
+    return {
+        id(part.weight)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and ".layers." in f".{name}"
+    }
+
+
+# --- passes without gradients -----------------------------------------------------------------------------------------
+
+
+CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
+"""Path of a module → the shape, strides and type of each tensor that it caches."""
+
+
+def cache_shapes(spec: ModelSpec, how: Inference) -> CacheShapes:
+    """What a prompt leaves in the cache, from a run on meta."""
+    passes = Passes(spec, how, "meta")
+    passes.prefill()
+    paths = {module: path for path, module in passes.module.named_modules()}
+    return {
+        paths[module]: [(one.shape, one.stride(), one.dtype) for one in kept]
+        for module, kept in (passes.store or {}).items()
+    }
+
+
+class Passes:
+    """The passes over a prompt, or a decoding step after it.
+
+    store: the cache, by module; None for a model without one.
+    """
+
+    def __init__(self, spec: ModelSpec, how: Inference, device: str) -> None:
+        self.spec, self.how, self.device = spec, how, device
+        self.module = built(spec, how.dtype, device, how.include)
+        variants.change(self.module, how.choices, NONE)
+        self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}
+
+    def prefill(self) -> None:
+        """Runs the prompt, whole or in chunks."""
+        seq = self.how.seq
+        chunk = seq if self.how.chunk is None or self.store is None else self.how.chunk
+        for past in range(0, seq, chunk):
+            self._run(min(chunk, seq - past), past, last_only=self.store is not None)
+
+    def cache_of(self, shapes: CacheShapes) -> None:
+        """Makes the cache that a prompt leaves."""
+        modules = dict(self.module.named_modules())
+        self.store = {
+            modules[path]: tuple(
+                torch.empty_strided(shape, strides, dtype=dtype, device=self.device).zero_()
+                for shape, strides, dtype in kept
+            )
+            for path, kept in shapes.items()
+        }
+
+    def decode(self) -> None:
+        """Runs one decoding step after the prompt."""
+        self._run(1, self.how.seq, last_only=False)
+
+    def _run(self, tokens: int, past: int, last_only: bool) -> None:
+        """Runs one pass. Its token ids and its logits are freed at the end."""
+        how = self.how
+        ids, source = token_ids(self.spec, how.batch, tokens, self.device), None
+        if not past:
+            read = how.seq if how.source is None else how.source
+            source = encoded(self.spec, how.batch, read, how.dtype, self.device)
+        with torch.no_grad(), variants.running(how.choices):
+            self.module(
+                ids,
+                source,
+                store=self.store,
+                past=past,
+                last_only=last_only,
+                mla=how.mla,
+                grouped_experts=True,
+                expert_capacity=how.choices.capacity,
+            )

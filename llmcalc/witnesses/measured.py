@@ -1,0 +1,110 @@
+"""Measures a model type without an adapter: its `transformers` class on meta, module by module, not in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..flow.tree import spans
+from ..sources.huggingface.drafts import require_whole
+from ..sources.huggingface.file import read_json
+from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.registry import kind_of_class, usual_name
+from .measure import parameters
+from .transformers import build, require_transformers
+from .witness import witness_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+DEPTH = 4
+"""The number of levels of modules in a measured tree."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The parameters of a module and of the modules in it. Equal members of a numbered list are one with a repeat."""
+
+    name: str
+    params: int
+    repeat: int = 1
+    children: tuple[Measured, ...] = ()
+
+
+def measure_config(path: Path) -> tuple[str, Measured]:
+    """Returns (class name, its tree) of a config's `transformers` class, built on meta from the installed library only.
+
+    The class is the one that `architectures` names, or else the language model of its model type.
+
+    Raises `InputError` if the library has no such class, or if the class rejects the config.
+    """
+    require_transformers("--measure")
+    given = read_json(path)
+    try:
+        require_whole(given)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    kind = given.get("model_type") or kind_of_class(architecture_of(given))
+    if not isinstance(kind, str) or not kind:
+        raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
+    config = {**given, "model_type": kind}
+    if kind_of_class(architecture_of(given)) not in ("", usual_name(kind)):
+        del config["architectures"]  # a class of another model type, which does not fit this config
+    _require_class(path, kind, "auto_map" in given)
+    try:
+        module = build(config, to_run=False)
+    except InputError:
+        raise
+    except Exception as error:  # any error that a class may raise for a config
+        raise InputError(
+            f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
+        ) from None
+    return type(module).__name__, measured_tree(module)
+
+
+def _require_class(path: Path, kind: str, remote_code: bool) -> None:
+    """Raises `InputError` if the installed library has no config class for the model type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if witness_of(kind) not in CONFIG_MAPPING:
+        own = "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
+        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{own}")
+
+
+def measured_tree(module: nn.Module) -> Measured:
+    """Parameters by module; a shared parameter is counted in the first module that has it."""
+    counted = parameters(module)
+    return _tree(module, "", type(module).__name__, counted, DEPTH)
+
+
+def _tree(module: nn.Module, path: str, name: str, counted: dict[str, int], depth: int) -> Measured:
+    children: list[Measured] = []
+    if depth:
+        for child_name, child in module.named_children():
+            below = f"{path}.{child_name}" if path else child_name
+            if counted.get(below):
+                children.append(_tree(child, below, child_name, counted, depth - 1))
+    return Measured(name, counted.get(path, 0), 1, tuple(_merged(children)))
+
+
+def _merged(children: list[Measured]) -> list[Measured]:
+    """Merges equal numbered children into one with a repeat, named by all their numbers: `0-2`, `{0,3-5}`."""
+    numbers: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
+    for child in children:
+        if child.name.isdigit():
+            numbers.setdefault((child.params, child.children), []).append(int(child.name))
+    named = [child for child in children if not child.name.isdigit()]
+    return [Measured(spans(which), params, len(which), below) for (params, below), which in numbers.items()] + named
+
+
+def data_of(tree: Measured) -> dict[str, Any]:
+    """The tree as nested dicts."""
+    out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
+    if tree.repeat > 1:
+        out |= {"repeat": tree.repeat, "params_each": tree.params}
+    if tree.children:
+        out["children"] = [data_of(c) for c in tree.children]
+    return out

@@ -1,0 +1,283 @@
+"""The first witness: llmcalc's own PyTorch model, built from the spec alone and run.
+
+On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
+identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
+while the parameters of all layers are compared. `every_layer` runs all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ..algebra import Number
+from ..components.base import TokenMixer
+from ..components.head import NoHead
+from ..costs.context_length import learned_positions
+from ..costs.flops import forward_of, step_of
+from ..costs.params import buffers_of, total_of
+from ..errors import InputError, MissingExtra
+from ..flow.tree import Cost, Use
+from ..model import ModelSpec
+from ..ops import AttentionCore, Linear
+from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
+from ..units import DTYPE_BITS, bits_to_bytes
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
+from .checks import Check, Verdict, compare, nonzero
+from .difference import sizes_of
+from .measure import buffers, count_flops, held_bytes, module_names, parameters, pass_through, repeated
+from .speed import measure_forward
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Device: TypeAlias = Literal["meta", "cpu", "cuda"]
+
+LEAST_SEQ = 32
+BUSY_SEQ = 2048
+"""The number of tokens of the pass that is timed on a GPU."""
+
+LARGEST_REAL = 4_000_000_000
+"""The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
+
+
+def require_torch(feature: str = "verify") -> None:
+    """Raises `MissingExtra`, naming the feature, if torch is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra(feature, "torch", "verify")
+
+
+def default_seq(spec: ModelSpec) -> int:
+    """A number of tokens that fills every window, chunk and selection, within the number of learned positions."""
+    layers = [
+        (layer, stack.hidden_size or spec.hidden_size)
+        for _, stack in spec.stacks()
+        for layer in (stack.block, *stack.variants.values())
+    ]
+    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
+    longest = longest_pass(spec)
+    wanted = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
+    return wanted if longest is None else min(wanted, longest)
+
+
+def longest_pass(spec: ModelSpec) -> int | None:
+    """The most tokens that fit the learned positions, with one more for decoding; None without learned positions.
+
+    Raises `InputError` if none fit.
+    """
+    learned = learned_positions(spec)
+    if learned == 1 and spec.kind != "encoder":
+        raise InputError(
+            "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
+            "at least 2"
+        )
+    return learned if learned is None or spec.kind == "encoder" else learned - 1
+
+
+def busy_seq(spec: ModelSpec, seq: int) -> int:
+    """A number of tokens that keeps a GPU busy, at least `seq`, within the number of learned positions."""
+    longest = longest_pass(spec)
+    tokens = max(seq, BUSY_SEQ)
+    return tokens if longest is None else min(tokens, longest)
+
+
+def verify_reference(
+    spec: ModelSpec,
+    target: str = "model",
+    device: Device = "meta",
+    batch: int = 1,
+    seq: int | None = None,
+    every_layer: bool = False,
+) -> Verdict:
+    """Compares every node: parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
+
+    Raises `InputError` if the device does not exist or the model is too large for it.
+    """
+    require_torch()
+    start = time.perf_counter()
+    seq = default_seq(spec) if seq is None else seq
+    longest = longest_pass(spec)
+    if longest is not None and seq > longest:
+        more = "" if spec.kind == "encoder" else " and one more"
+        raise InputError(
+            f"--seq: {seq} tokens{more} do not fit {learned_positions(spec)} learned positions; expected at most "
+            f"{longest}"
+        )
+    if device == "cpu":
+        _check_activations(spec, batch, seq)
+    module: Any = build(spec, device)
+    repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
+    checks = list(_checks(spec, module, device, batch, seq, repeats))
+    depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    info: dict[str, Any] = {
+        "device": device,
+        "batch": batch,
+        "seq": seq,
+        "layers": depth,
+        "layers_run": depth - len(repeats),
+    }
+    seconds = time.perf_counter() - start
+    if device != "meta":
+        info["measured"] = _measured(spec, module, device, batch, seq)
+    return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
+
+
+def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
+    """Time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    tokens = busy_seq(spec, seq) if device == "cuda" else seq
+    ids = _ids(spec, batch, tokens, device)
+    source = ids if spec.kind == "encoder-decoder" else None
+    flops = spec.tree().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))
+    return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
+
+
+def precision(device: Device) -> str:
+    """The dtype of weights and cache on a device."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def build(spec: ModelSpec, device: Device) -> nn.Module:
+    """The reference model on a device, in bf16; on a CPU in fp32, because bf16 is slow there.
+
+    Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
+    """
+    import torch
+
+    name = precision(device)
+    size = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
+    if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
+        room = torch.cuda.get_device_properties(0).total_memory
+        raise InputError(
+            f"--device cuda: {size:,} bytes of weights do not fit {room:,}; expected fewer layers (--set "
+            "num_hidden_layers=1)"
+        )
+    if device == "cpu" and size > LARGEST_REAL:
+        raise InputError(
+            f"--device cpu: {size:,} bytes of weights are too many; expected --device meta, or fewer layers (--set "
+            "num_hidden_layers=1)"
+        )
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        with torch.device(device):
+            return spec.reference()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
+    """Raises `InputError` if the activations kept for the backward pass are too large for a CPU.
+
+    Only the outputs of linear layers and attention scores are counted, which is a lower bound.
+    """
+
+    def kept(use: Use) -> Number:
+        op, sight = use.op, use.sight
+        if sight is None or not use.has("forward_flops"):
+            return 0
+        if type(op) is Linear:
+            return sight.rows(op.rows) * op.n_out
+        # scores, in fp32 and after softmax
+        return 3 * sight.batch * op.heads * op.pairs(sight) if isinstance(op, AttentionCore) else 0
+
+    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, Sight(Workload(batch=batch, seq=seq)))
+    if size > LARGEST_REAL:
+        raise InputError(
+            f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
+            "smaller --batch or --seq"
+        )
+
+
+def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
+    import torch
+
+    if device == "meta":
+        return torch.empty(batch, tokens, dtype=torch.long, device=device)
+    return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
+
+
+def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
+    """The input of an encoder-decoder's encoder: tokens or frames; None without one."""
+    import torch
+
+    if spec.encoder is None or spec.decoder is None:
+        return None
+    if spec.encoder.stem is None:
+        return _ids(spec, batch, tokens, device)
+    return torch.randn(spec.encoder.stem.frames(batch), dtype=getattr(torch, precision(device)), device=device)
+
+
+def _checks(
+    spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
+) -> Iterator[Check]:
+    tree, witness = spec.tree(), f"reference/{device}"
+    names = module_names(module)
+    every = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
+
+    def against(
+        quantity: str,
+        cost: Cost,
+        measured: dict[str, int],
+        workload: Workload | None = None,
+        include: frozenset[str] = frozenset(),
+    ) -> Iterator[Check]:
+        found = compare(
+            tree,
+            quantity,
+            lambda place: place.each(cost, include),
+            measured,
+            names,
+            witness,
+            None if workload is None else Sight(workload),
+            include,
+        )
+        if quantity != "parameters":
+            found = nonzero(found)
+        return found
+
+    held = every | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
+    yield from against("parameters", total_of, parameters(module), None, held)
+    yield from against("buffers", buffers_of, buffers(module), None, held)
+    pass_through(module, repeats)
+
+    ids, source = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
+    with_mtp = spec.mtp is not None
+
+    def whole() -> list[torch.Tensor]:
+        if spec.pooler is not None:
+            return list(module(ids, source, with_pooled=True))
+        out = module(ids, source, with_mtp=with_mtp)
+        logits, ahead = out if with_mtp else (out, [])
+        return [logits, *ahead]
+
+    forward, train = count_flops(module, whole, train=True)
+    workload = Workload(batch=batch, seq=seq, phase="forward")
+    yield from against("forward_flops", forward_of, repeated(forward, repeats), workload, every)
+    yield from against("train_flops", step_of, repeated(train, repeats), workload.with_(phase="training"), every)
+    if spec.kind == "encoder":
+        return
+
+    store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
+    last = not isinstance(spec.head, NoHead)
+    prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=last)])
+    yield from against(
+        "prefill_flops", forward_of, repeated(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+    )
+    decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
+    after = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
+    yield from against("decode_flops", forward_of, repeated(decode, repeats), after)
+    bits = DTYPE_BITS[precision(device)]
+    yield from against(
+        "cache_bytes",
+        lambda use: bits_to_bytes(use.cache_bits(bits)),
+        repeated(held_bytes(store, module), repeats),
+        after,
+    )

@@ -1,0 +1,67 @@
+"""Verifies a model against a chosen witness."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from ..errors import InputError
+from ..model import ModelSpec
+from ..sources.preset import Preset
+from .checks import Verdict
+from .reference import Device, busy_seq, verify_reference
+from .untested import untested
+
+Witness: TypeAlias = Literal["reference", "transformers", "published"]
+
+
+def verify(
+    preset: Preset,
+    witness: Witness = "reference",
+    device: Device = "meta",
+    batch: int = 1,
+    seq: int | None = None,
+    every_layer: bool = False,
+    memory: bool = False,
+) -> Verdict:
+    """Returns all checks of one model.
+
+    memory: whether the memory of a training step, a prefill and a decoding step is compared too; false by default.
+    Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
+    compared and a step of the model has no kernels.
+    """
+    found = _verified(preset, witness, device, batch, seq, every_layer, memory)
+    return replace(found, untested=untested(preset.model))
+
+
+def _verified(
+    preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
+) -> Verdict:
+    """All checks of one model."""
+    if witness != "reference" and (device != "meta" or every_layer or memory):
+        raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
+    if witness == "published":
+        from .published import verify_published
+
+        return verify_published(preset)
+    if witness == "transformers":
+        from .transformers import verify_transformers
+
+        return verify_transformers(preset, batch, seq)
+    verdict = verify_reference(preset.model, preset.name, device, batch, seq, every_layer)
+    return _with_memory(verdict, preset.model, device, batch, seq) if memory else verdict
+
+
+def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
+    """A verdict with the checks of memory too, of passes over as many tokens; on a GPU, over enough to fill it."""
+    from .memory import compare_memory, usual
+
+    start = time.perf_counter()
+    if device != "cuda":
+        compared = compare_memory(spec, usual(spec, batch, verdict.info["seq"]), device)
+    else:
+        from .gpu import compare_on_gpu
+
+        compared = compare_on_gpu(spec, usual(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
+    return compared.joined(verdict, time.perf_counter() - start)

@@ -1,0 +1,331 @@
+"""The class of `transformers` as a witness: built from a config on meta and run with eager attention and exactly top-k
+experts.
+
+It is other people's code with other module names. Compared are the whole model's parameters, FLOPs and cache at two
+lengths, and parameters and FLOPs of every layer and of the parts that `modules` finds in it. Where a class deviates
+from its architecture, the record of its family says so; nothing else is excused (`deviations`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from ..costs.context_length import learned_positions
+from ..costs.flops import forward_of
+from ..costs.params import total_of
+from ..errors import InputError, MissingExtra
+from ..flow.tree import Cost
+from ..model import ModelSpec
+from ..optional import WITHOUT_FLOPS
+from ..sources.huggingface.family import Quirks
+from ..sources.huggingface.registry import text_of
+from ..sources.preset import Preset
+from ..sources.to_hf import to_config
+from ..units import DTYPE_BITS, bits_to_bytes
+from ..workload.run_config import Sight
+from ..workload.workload import Workload
+from .checks import Check, Verdict, nonzero
+from .deviations import beside, followed, total
+from .difference import sizes_of
+from .matching import compared, coverage
+from .measure import count_flops, module_names, tensor_names, tensors
+from .modules import Found, places, run_by_themselves, without_shared
+from .reference import LARGEST_REAL, LEAST_SEQ
+from .witness import class_of, family_behind, fields_of, witness_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def require_transformers(feature: str = "--against transformers") -> None:
+    """Raises `MissingExtra`, naming the feature, if torch or transformers is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise MissingExtra(feature, "torch and transformers", "transformers")
+
+
+def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
+    """Compares the model with the class of `transformers` for its config, or for the config converted from its spec.
+
+    Raises `InputError` if no such class is known, or if a sequence is longer than the learned positions.
+    """
+    require_transformers()
+    config = to_config(preset.model) if preset.config is None else preset.config
+    return verify_config(preset.model, config, preset.name, batch, seq)
+
+
+def verify_config(
+    spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
+) -> Verdict:
+    """Compares a spec with the class for `config`, which its `architectures` or else its model type gives."""
+    start = time.perf_counter()
+    longest = learned_positions(spec)
+    if longest is not None and seq is not None and seq > longest:
+        raise InputError(f"--seq: {seq} tokens do not fit {longest} learned positions; expected at most {longest}")
+    wanted = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
+    lengths = tuple(dict.fromkeys(n if longest is None else min(n, longest) for n in wanted))
+    model = build(config)
+    found = find(spec, config, model)
+    checks = list(_checks(spec, config, model, found, batch, lengths))
+    info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
+    counted = followed(text_of(config)[2], "parameters", total_of, spec)
+    covered = coverage(spec.tree(), found, counted, WITHOUT_FLOPS)
+    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), covered)
+
+
+def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
+    """The class that `architectures` names, on meta; with values if it is to run and cannot run without. Never runs
+    code from a hub.
+
+    Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
+    """
+    import torch
+    import transformers
+
+    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    made._attn_implementation = "eager"
+    made._experts_implementation = "batched_mm"  # the default grouped product has no FLOP formula and would count 0
+    cls = getattr(transformers, class_of(config))
+    try:
+        with torch.device("meta"):
+            model: nn.Module = (
+                cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)
+            )  # XLNet creates some tensors on another device
+    except ImportError as error:  # timm, for the vision encoders of some wrappers
+        needed = " ".join(str(error).split())
+        raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
+    _without_warnings(model)
+    if not to_run or not cls.__name__.endswith(quirks_of(config).reads_values):
+        return model
+    size = 2 * sum(p.numel() for p in model.parameters())
+    if size > LARGEST_REAL:
+        raise InputError(
+            f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
+            "weights are too many"
+        )
+    real: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
+    _send_to_real_experts(real)
+    _drop_no_token(real)
+    return real
+
+
+def quirks_of(config: Mapping[str, Any]) -> Quirks:
+    """The settings that the classes of a config's model type need to run without values."""
+    family = family_behind(config["model_type"])
+    return Quirks() if family is None else family.quirks
+
+
+def _without_warnings(model: nn.Module) -> None:
+    """Disables a padding warning that reads the ids, which have no values on meta."""
+    warning = "warn_if_padding_and_no_attention_mask"
+    for module in model.modules():
+        if hasattr(module, warning):
+            setattr(module, warning, lambda *_: None)
+
+
+def _send_to_real_experts(model: nn.Module) -> None:
+    """Keeps routers from selecting identity experts, as in the count: a score correction ranks them last."""
+    import torch
+
+    for module in model.modules():
+        correction, identities = (
+            getattr(module, "e_score_correction_bias", None),
+            getattr(model.config, "zero_expert_num", 0),
+        )
+        if isinstance(correction, torch.Tensor) and identities:
+            correction[-identities:] = float("-inf")
+
+
+def _drop_no_token(model: nn.Module) -> None:
+    """Gives the experts of routers with a capacity (Switch Transformers) room for all tokens, as in the count.
+
+    Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
+    """
+    capacity = "expert_capacity"
+    for module in model.modules():
+        if isinstance(getattr(module, capacity, None), int):
+            setattr(module, capacity, sys.maxsize)
+
+
+def _checks(
+    spec: ModelSpec, config: dict[str, Any], model: nn.Module, found: Found, batch: int, lengths: tuple[int, ...]
+) -> Iterator[Check]:
+    tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
+    held = tensors(model, [module for standing in found.values() for module in standing.modules])
+    towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+
+    def against(
+        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
+    ) -> Iterator[Check]:
+        """Yields a check for every node that was found in the class, except where both sides are 0."""
+        cost, more = followed(kind, quantity, cost, spec), beside(kind, quantity, spec)
+        return nonzero(
+            compared(
+                tree,
+                quantity,
+                lambda place: place.each(cost) + more(place.path),
+                found,
+                measured,
+                witness,
+                sight,
+            )
+        )
+
+    yield Check(
+        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), held.get("", 0), witness
+    )
+    yield from against("parameters", total_of, without_shared(found, held), found)
+    for seq in lengths:
+        sight = Sight(Workload(batch=batch, seq=seq))
+        passed = run(spec, model, batch, seq, quirks_of(config))
+        yield Check(
+            "model",
+            "forward_flops",
+            total(kind, "forward_flops", forward_of, spec, sight),
+            passed.flops.get("", 0),
+            witness,
+            seq,
+        )
+        if seq == lengths[0]:
+            yield from against(
+                "forward_flops",
+                forward_of,
+                passed.flops,
+                run_by_themselves(found, passed.calls, tensor_names(model)),
+                sight,
+            )
+        if passed.cache is not None:
+            bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, sight)
+            yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
+
+
+def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
+    """The modules of a class built from a config that correspond to the nodes of the spec's tree."""
+    family, context = family_behind(text_of(config)[2]), family_behind(config["model_type"])
+    base = next((path for path, module in model.named_modules() if module is model.base_model), "")
+    known = module_names(model) | tensor_names(model)
+    names, outer = ({} if one is None else one.modules for one in (family, context))
+    return places(spec.tree(), known, spec.kind, base, names, outer)
+
+
+def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
+    """Token ids on the model's device; on a CPU with real values, with the end-of-sequence token only at the end."""
+    import torch
+
+    device = next(model.parameters()).device
+    if device.type == "meta":
+        return torch.empty(batch, seq, dtype=torch.long, device=device)
+    config: Any = model.config
+    end = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
+    ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
+    ids = ids + (ids >= end)
+    ids[:, -1] = end
+    return ids
+
+
+def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+    """The tokens of `batch` sequences, or the frames of an encoder of them, under the names that classes use."""
+    import torch
+
+    ids, name = _tokens(model, batch, seq), type(model).__name__
+    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
+    if spec.encoder is not None and spec.encoder.stem is not None:
+        inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
+    if spec.kind == "encoder-decoder":
+        inputs["decoder_input_ids"] = ids
+    return inputs
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The measurements of a forward pass.
+
+    flops: module path → FLOPs.
+    calls: module path → number of calls.
+    cache: the bytes of its cache; None without one.
+    """
+
+    flops: dict[str, int]
+    calls: Mapping[str, int]
+    cache: int | None
+
+
+def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
+    """One forward pass over `batch` sequences of `seq` tokens."""
+    import torch
+    from transformers import DynamicCache
+
+    name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
+    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache):
+        inputs["use_cache"] = True
+    if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
+        inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
+    out: list[Any] = []
+    before = _kept_by_modules(model)
+    calls: Counter[str] = Counter()
+    hooks = [
+        module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
+        for path, module in model.named_modules()
+    ]
+    body: Any = model.base_model  # some heads do not return the cache that it filled
+    if body is not model:
+        hooks.append(body.register_forward_hook(lambda _, __, given: out.append(given)))
+    forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
+    for hook in hooks:
+        hook.remove()
+    held = next((cache for given in reversed(out) for cache in _caches_of(given)), None)
+    if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
+        config: Any = model.config
+        held = DynamicCache(config=config)  # the class fills a given cache, and creates none
+        model(**inputs, past_key_values=held)
+    states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
+    held = [held, *states] if states else held
+    return Pass(forward, calls, None if spec.kind == "encoder" or held is None else cache_bytes(held))
+
+
+def _caches_of(outputs: Any) -> Iterator[Any]:
+    """The caches in a module's output, under the names that classes give them."""
+    named = (getattr(outputs, name, None) for name in ("past_key_values", "cache_params", "state"))
+    return (cache for cache in named if cache is not None)
+
+
+def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Tensors in modules that are neither parameters nor buffers: the states of a class that stores them itself.
+
+    The frequencies that a scaled RoPE stores in its module are excluded.
+    """
+    import torch
+
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")
+    }
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of every tensor in a transformers cache, however it is nested; a tensor that occurs twice counts once."""
+    return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():  # integer positions and counters are not cache
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner, seen)
+    elif hasattr(value, "__dict__") and id(value) not in seen and type(value).__module__.startswith("transformers"):
+        seen.add(id(value))
+        for inner in vars(value).values():
+            yield from _tensors(inner, seen)

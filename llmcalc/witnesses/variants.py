@@ -1,0 +1,346 @@
+"""The reference with other kernels than its own lines: attention, norms, losses, checkpoints and adapters.
+
+Each replaces the forward pass of some modules. What torch has is torch's own; what only libraries have is written here
+as they run it, and says from which file.
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ..simulator.adapters import Adapters
+from ..simulator.choices import Choices
+from ..workload.recompute import PRODUCTS, Recompute
+
+
+def change(
+    module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
+) -> None:
+    """Makes a reference run these kernels, under `running`."""
+    if adapters is not None:
+        with_adapters(module, adapters, device)
+    if choices.attention != "eager":
+        cores(module, choices.attention)
+    if choices.norm != "eager":
+        norms(module)
+    if choices.cross_entropy in ("chunked", "split"):
+        output_layer(module).forward = lambda x: x
+    checkpoints(module, recompute)
+    if adapters is not None and recompute.layers:
+        module.get_submodule("embed_tokens").register_forward_hook(lambda *made: made[-1].requires_grad_(True))
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+    """On meta and on GPUs: torch has another kernel for CPUs."""
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
+
+
+def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+    """What F.scaled_dot_product_attention falls back to."""
+    return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
+
+
+def cores(module: nn.Module, kind: str) -> None:
+    """Replaces the attention scores, which then need no mask."""
+    for name, part in module.named_modules():
+        above = name.rpartition(".")[0]
+        if is_core(name):
+            owner: Any = module.get_submodule(above)
+            causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
+            part.forward = partial(flash if kind == "flash" else sdpa_math, causal)
+            if hasattr(owner, "_seen"):
+                owner._seen = lambda *_: (None, None)
+
+
+def is_core(name: str) -> bool:
+    """Whether a module of that path computes attention: its scores, their softmax and the sums of values."""
+    *_, above, own = ("", *name.split("."))
+    return own in ("core", "core_1", "core_2") and above not in ("relative", "indexer")
+
+
+@contextmanager
+def running(choices: Choices) -> Iterator[None]:
+    """Other attention than eager makes no masks, and flash attention repeats no keys."""
+    changed: list[tuple[Any, str, Any]] = []
+    if choices.attention != "eager":
+        mixers = [one for name, one in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+        changed = [(one, "allowed", lambda *_, **__: None) for one in mixers if hasattr(one, "allowed")]
+    if choices.attention == "flash":
+        repeat = torch.Tensor.repeat_interleave
+        changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+    try:
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+class FusedRmsNorm(torch.autograd.Function):
+    """torch's `_fused_rms_norm` as derivatives.yaml has it; torch runs it as one kernel on GPUs alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, _, *weight = ctx.saved_tensors
+        return x.new_empty(x.shape), torch.empty_like(weight[0]) if weight else None
+
+
+def norms(module: nn.Module) -> None:
+    """Makes every plain norm one kernel."""
+    for part in module.modules():
+        one: Any = part
+        kind = getattr(part, "kind", "")
+        plain = getattr(part, "groups", 1) == 1 and (getattr(part, "weight", None) is None or one.weight.dim() == 1)
+        if kind in ("layernorm", "rmsnorm") and plain:
+            part.forward = partial(_layer_norm if kind == "layernorm" else _rms_norm, part)
+
+
+def _layer_norm(part: Any, x: Any) -> Any:
+    """On meta and on GPUs: on a CPU the statistics are in bfloat16."""
+    return F.layer_norm(x, x.shape[-1:], part.weight, part.bias, part.eps)
+
+
+def _rms_norm(part: Any, x: Any) -> Any:
+    if x.is_cuda:
+        out = F.rms_norm(x, x.shape[-1:], part.weight, part.eps)
+    else:
+        out = FusedRmsNorm.apply(x, part.weight)  # type: ignore[no-untyped-call]
+    return out if part.bias is None else out + part.bias
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+class OverLogits(torch.autograd.Function):
+    """Liger-Kernel 0.8.2, ops/cross_entropy.py, whose kernel writes the gradient over the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any) -> Any:
+        losses = logits.new_zeros(logits.shape[0])
+        counted = labels != -100
+        counted.sum()
+        (labels * counted).max()
+        (labels * counted).min()
+        loss = losses.sum()
+        ctx.save_for_backward(logits.detach())
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+class InChunks(torch.autograd.Function):
+    """Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
+        tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
+        size = 1 << (-(-tokens // chunks) - 1).bit_length()
+        of_x = torch.zeros_like(x)
+        of_weight = torch.zeros_like(weight) if weight.requires_grad else None
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        losses = x.new_zeros(tokens, dtype=torch.float32)
+        counted = labels != -100
+        counted.sum()
+        for start in range(0, tokens, size):
+            part = x[start : start + size]
+            logits = part @ weight.t()
+            if bias is not None:
+                logits = logits + bias
+            gradient = logits  # the kernel has written it there
+            of_x[start : start + size] = gradient @ weight
+            if of_weight is not None:
+                turned = gradient.t()
+                of_weight += torch.mm(turned, part).float()
+            if of_bias is not None:
+                torch.add(of_bias, gradient.sum(0), out=of_bias)
+        loss = losses.sum()
+        ctx.save_for_backward(of_x.detach(), None if of_weight is None else of_weight.detach(), of_bias)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        of_x, of_weight, of_bias = ctx.saved_tensors
+        return of_x, None, of_weight, of_bias
+
+
+def output_layer(module: Any) -> Any:
+    """The linear layer that makes the logits."""
+    return getattr(module.lm_head, "decoder", module.lm_head)
+
+
+def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
+    """The loss of logits, or of hidden states where the loss makes logits in chunks, plus that of each prediction."""
+    labels = ids.flatten()
+    if choices.cross_entropy == "chunked":
+        layer = output_layer(module)
+        loss = InChunks.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    elif choices.cross_entropy == "split":
+        loss = chunk_by_chunk(output_layer(module), choices, out, ids)
+    else:
+        loss = _loss(choices, out, labels)
+    for logits in ahead:
+        loss = loss + _loss(choices, logits, labels)
+    return loss
+
+
+def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
+    """torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, eighths by default."""
+    size, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
+    chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(size, dim=1)]
+    labels = [chunk.reshape(-1) for chunk in ids.split(size, dim=1)]
+    chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
+    total = None
+    for logits, targets in zip(chunks, labels, strict=True):
+        loss = F.cross_entropy(logits.to(dtype), targets, reduction="sum")
+        total = loss if total is None else total + loss
+    return total
+
+
+def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
+    dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
+    if choices.cross_entropy == "fused":
+        return OverLogits.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
+    return F.cross_entropy(logits.to(dtype or torch.float32).flatten(0, 1), labels)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+KEPT = {
+    "mm": torch.ops.aten.mm.default,
+    "addmm": torch.ops.aten.addmm.default,
+    "bmm": torch.ops.aten.bmm.default,
+    "baddbmm": torch.ops.aten.baddbmm.default,
+    "grouped_mm": torch.ops.aten._grouped_mm.default,
+    "flash_attention": torch.ops.aten._scaled_dot_product_flash_attention.default,
+    "reduce_scatter": torch.ops._c10d_functional.reduce_scatter_tensor.default,
+}
+"""Operation of `PRODUCTS`, or a sum of which each rank gets a part → torch's name of it."""
+assert set(KEPT) >= PRODUCTS
+
+
+def chosen(kept: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
+    """A policy that keeps the results of these operations; of those to alternate, the first, the third, …"""
+    operations, others = ({KEPT[name] for name in names} for names in (kept, alternate))
+
+    def contexts() -> Any:
+        calls = Counter[Any]()
+
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            calls[context.is_recompute, op] += 1
+            skipped = op in others and calls[context.is_recompute, op] % 2 == 0
+            return CheckpointPolicy.MUST_SAVE if op in operations and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return contexts
+
+
+def checkpoints(module: nn.Module, how: Recompute) -> None:
+    """Makes modules run again in the backward pass."""
+    again = partial(checkpoint, use_reentrant=how.reentrant, preserve_rng_state=False)
+    if how.kept:
+        again = partial(again, context_fn=chosen(how.kept, how.alternate))
+    carries = any(hasattr(part, "below_scale") for part in module.modules())
+    for name, part in [*module.named_modules()]:
+        above, _, own = name.rpartition(".")
+        below = _below_a_layer(name)
+        layer = own.isdigit() and above.rpartition(".")[2] == "layers"
+        core = how.core and is_core(name)
+        runs_again = layer and how.layers and int(own) % how.every == 0
+        if runs_again and carries:
+            part.forward = partial(_carrying, again, part.forward)
+        elif runs_again or core or below in how.nodes:
+            part.forward = partial(again, part.forward)
+
+
+def _carrying(again: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any) -> Any:
+    """Runs a layer whose router reads the hidden state of the router below, now and in the backward pass.
+
+    That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py: otherwise the layer would
+    read the last layer's when it runs again.
+    """
+
+    def once(x: Any, routed: Any) -> Any:
+        outside, run.routed = run.routed, routed
+        try:
+            return forward(x, run), run.routed
+        finally:
+            run.routed = outside
+
+    out, run.routed = again(once, x, run.routed)
+    return out
+
+
+def _below_a_layer(name: str) -> str:
+    """The path of a module below its layer; empty if it is in none."""
+    _, found, below = f".{name}".rpartition(".layers.")
+    return below.partition(".")[2] if found else ""
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+class Dropout(nn.Module):
+    """Dropout as it is on a GPU: one kernel with a mask of bytes. On meta torch multiplies by noise instead."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.native_dropout(x, 0.1, True)[0]
+
+
+class Lora(nn.Module):
+    """The lines of peft 0.21 that run (peft/tuners/lora/layer.py)."""
+
+    def __init__(self, base: nn.Linear, how: Adapters, device: str) -> None:
+        super().__init__()
+        self.base_layer, dtype = base, getattr(torch, how.dtype.name)
+        with torch.device(device):
+            self.lora_A = nn.Linear(base.in_features, how.rank, bias=False, dtype=dtype)
+            self.lora_B = nn.Linear(how.rank, base.out_features, bias=False, dtype=dtype)
+        self.dropout = Dropout() if how.dropout else nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        result = self.base_layer(x)
+        before = result.dtype
+        x = x.to(self.lora_A.weight.dtype)
+        result = result + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
+        return result.to(before)
+
+
+def with_adapters(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
+    """Freezes all parameters, and puts an adapter beside each target; one beside a weight that several layers share."""
+    made: dict[int, Lora] = {}
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    for name, part in [*module.named_modules()]:
+        above, _, own = name.rpartition(".")
+        if own in how.targets and isinstance(part, nn.Linear):
+            made[id(part.weight)] = made.get(id(part.weight)) or Lora(part, how, device)
+            setattr(module.get_submodule(above), own, made[id(part.weight)])

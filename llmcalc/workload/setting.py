@@ -1,0 +1,184 @@
+"""What is known of one setting of a run, declared once, beside its type and its default.
+
+Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
+read from these declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+from ..errors import InputError, shown, suggest
+from .validation import LARGEST, one_of, whole
+
+Panel: TypeAlias = Literal[
+    "What runs",
+    "Precision and kernels",
+    "Inference",
+    "Training",
+    "Low-rank adapters",
+    "Layout",
+    "Framework",
+    "Hardware",
+    "Model",
+    "Output",
+]
+"""The headings of `--help`, in their order."""
+
+EVERY_PHASE = ("training", "prefill", "decode", "inference")
+TRAINING = ("training",)
+WITHOUT_GRADIENTS = ("prefill", "decode", "inference")
+
+Check: TypeAlias = Callable[[str, Any], Any]
+"""(option, value) → the value that is meant. Raises `InputError`, which names the option, for a value that is not."""
+
+
+class Setting(NamedTuple):
+    """One setting.
+
+    help: what it is, a sentence without its default.
+    panel: the heading of `--help` below which it stands.
+    default: the default in words, with the phases, frameworks and versions that it differs by; empty for none.
+    phases: the phases in which it means something.
+    needs: the setting without which it means nothing; empty for none.
+    check: what a value has to be, beside its type.
+    example: a value of a setting that takes text.
+    spellings: other names of the option, with their dashes.
+    off: the option that says no of a truth value; empty for none.
+    metavar: what `--help` shows in the place of a value; by default its words, N or TEXT.
+    least, most: bounds of a whole number.
+    common: whether `--help` lists it; `--help-all` lists every option.
+    complete: the words that the shell offers.
+    """
+
+    help: str
+    panel: Panel
+    default: str = ""
+    phases: tuple[str, ...] = EVERY_PHASE
+    needs: str = ""
+    check: Check | None = None
+    example: str = ""
+    spellings: tuple[str, ...] = ()
+    off: str = ""
+    metavar: str = ""
+    least: int = 1
+    most: int = LARGEST
+    common: bool = False
+    complete: Callable[[], Iterable[str]] | None = None
+
+
+class Declared(NamedTuple):
+    """A setting with its name and its type. kind: the type of a value that is given, without None."""
+
+    name: str
+    kind: Any
+    setting: Setting
+
+    @property
+    def option(self) -> str:
+        """`--lora-rank`."""
+        return option(self.name)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a `Literal`; empty for another type."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    def checked(self, value: Any, where: str = "") -> Any:
+        """The value that is meant; None for none. where: the option's name in errors, by default its own.
+
+        Raises `InputError` for a value of another type, and for one that the setting does not take.
+        """
+        where = where or self.option
+        if value is None:
+            return None
+        if self.words:
+            return one_of(where, value, self.kind)
+        if self.kind is int:
+            return whole(where, length_of(where, value), self.setting.least, self.setting.most)
+        if self.kind is bool:
+            if not isinstance(value, bool):
+                raise InputError(f"{where}: {shown(value)} is not a truth value; expected true or false")
+            return value
+        if get_origin(self.kind) is tuple:
+            value = names_of(value) if isinstance(value, str) else tuple(value)
+        elif not isinstance(value, str):
+            example = self.setting.example or "bf16"
+            raise InputError(f"{where}: {shown(value)} is not text; expected a name such as {example!r}")
+        return value if self.setting.check is None else self.setting.check(where, value)
+
+
+def option(name: str) -> str:
+    """The command-line option of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def length_of(where: str, value: Any) -> Any:
+    """A number of sequences or tokens; `32k` and `1M` as text are numbers too. where: the option's name in errors."""
+    if not isinstance(value, str):
+        return value
+    from ..units import parse_length
+
+    try:
+        return parse_length(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """`q_proj,v_proj` as a tuple."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def declared(settings: type) -> dict[str, Declared]:
+    """The settings of a class, in its order: each an annotation `Annotated[type | None, Setting(…)]`."""
+    if settings not in _DECLARED:
+        found: dict[str, Declared] = {}
+        for name, hint in get_type_hints(settings, include_extras=True).items():
+            if get_origin(hint) is Annotated:
+                kind, *notes = get_args(hint)
+                setting = next((note for note in notes if isinstance(note, Setting)), None)
+                if setting is not None:
+                    found[name] = Declared(name, _without_none(kind), setting)
+        _DECLARED[settings] = found
+    return _DECLARED[settings]
+
+
+_DECLARED: dict[type, dict[str, Declared]] = {}
+
+
+def _without_none(kind: Any) -> Any:
+    """`int` of `int | None`."""
+    members = get_args(kind)
+    if get_origin(kind) is Literal or type(None) not in members:
+        return kind
+    (found,) = [member for member in members if member is not type(None)]
+    return found
+
+
+def checked_values(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are meant by these names and values of settings.
+
+    Raises `InputError` for a name that no setting has, and for a value that it does not take.
+    """
+    known = declared(settings)
+    for name in given:
+        if name not in known:
+            raise InputError(
+                f"{name}: there is no such setting.{suggest(name, list(known))} (llmcalc memory --help-all lists all)"
+            )
+    return {name: known[name].checked(value) for name, value in given.items()}
+
+
+def check_phase(settings: Any, phase: str) -> None:
+    """Raises `InputError` for a setting of another phase, and for one without the setting that it needs."""
+    for name, found in declared(type(settings)).items():
+        if getattr(settings, name) is None:
+            continue
+        if phase not in found.setting.phases:
+            wanted = "training" if found.setting.phases == TRAINING else " or ".join(found.setting.phases[::-1])
+            raise InputError(f"{found.option}: it is not for the phase {phase}; expected --phase {wanted}")
+        needs = found.setting.needs
+        if needs and getattr(settings, needs) is None:
+            raise InputError(f"{found.option}: it means nothing without {option(needs)}; expected {option(needs)} too")

@@ -1,0 +1,77 @@
+"""Neutral code names no framework: what is known of one stands in its folder, behind its record.
+
+Read are identifiers and strings of every file outside of a framework's folder, but not comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import llmcalc
+from llmcalc.frameworks.registry import NAMES
+
+PACKAGE = Path(llmcalc.__file__).parent
+
+FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), "torchtitan", "fsdp2")), re.IGNORECASE)
+
+OTHERWISE = {
+    "frameworks/registry.py": "the list of the frameworks",
+    "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
+    "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
+    "witnesses/distributed/job.py": "runs FSDP2 itself",
+}
+"""File → why it has the name of a framework."""
+
+
+def neutral_files() -> list[str]:
+    """The files of the package outside of the folders of frameworks and of readers of launch files."""
+    folders = tuple(f"frameworks/{name}/" for name in (*NAMES, "launch"))
+    found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    return sorted(name for name in found if not name.startswith(folders))
+
+
+def words_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every identifier and string, without docstrings."""
+    tree = ast.parse(source)
+    bodies = (body for parent in ast.walk(tree) if isinstance(body := getattr(parent, "body", None), list))
+    alone = (node.value for body in bodies for node in body if isinstance(node, ast.Expr))
+    docstrings = {id(value) for value in alone if isinstance(value, ast.Constant)}
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        for name in ("id", "attr", "arg", "name", "asname", "module"):
+            if isinstance(value := getattr(node, name, None), str):
+                yield line, value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield line, node.value
+
+
+def faults(source: str) -> list[str]:
+    """Names of frameworks, and comparisons with the word `torch`."""
+    found = [f"line {line}: {word}" for line, word in words_of(source) if FRAMEWORKS.search(word)]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and "framework" in ast.unparse(node):
+            values = [node.left, *node.comparators]
+            if any(isinstance(value, ast.Constant) and value.value == "torch" for value in values):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in neutral_files() if name not in OTHERWISE])
+def test_neutral_code_names_no_framework(name: str) -> None:
+    assert faults((PACKAGE / name).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_each_exception_is_one(name: str) -> None:
+    assert faults((PACKAGE / name).read_text(encoding="utf-8"))
+
+
+def test_a_branch_is_found() -> None:
+    assert faults('if framework == "torch": pass') == ["line 1: framework == 'torch'"]
+    assert faults("from .megatron import x") and faults('name = "DeepSpeed"')
+    assert not faults('"""Megatron-LM does so."""\nx = 1  # as FSDP2')

@@ -1,0 +1,426 @@
+"""Contract: what states a witness of its memory is run by the test that it names, and what such tests run states one.
+
+What was called exact before and is not now is listed, each with its reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc.components
+from llmcalc.components.base import Part
+from llmcalc.components.evidence import in_words
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.device_memory.device_memory import TENSORS, known
+from llmcalc.device_memory.optimizer_steps import RECORDS
+from llmcalc.errors import InputError
+from llmcalc.evidence import STATUSES, UNTESTED, Evidence, FrameworkEvidence, Witness, weakest, witness_of
+from llmcalc.frameworks.deepspeed import evidence as deepspeed
+from llmcalc.frameworks.fsdp2 import evidence as fsdp2
+from llmcalc.frameworks.megatron import evidence as megatron
+from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.torch import evidence as distributed_torch
+from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.evidence import choice_name, chosen_kernels, short
+from llmcalc.simulator.profiles.eager import Eager
+from tests.comparisons import Thing, compared_things
+from tests.contracts.copies import TOYS, command, copy_to, insert, python
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.compare import examples
+
+MODULES = (
+    "tests/simulator/test_eager.py",
+    "tests/simulator/test_choices.py",
+    "tests/simulator/test_inference.py",
+    "tests/simulator/test_predictions.py",
+    "tests/simulator/test_adapter_libraries.py",
+    "tests/simulator/published/test_published.py",
+    "tests/device_memory/test_grid.py",
+    "tests/device_memory/test_optimizer_steps.py",
+    "tests/device_memory/test_published.py",
+    "tests/frameworks/fsdp2/test_fsdp2.py",
+    "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
+    "tests/frameworks/fsdp2/test_two_dimensions.py",
+    "tests/frameworks/deepspeed/test_deepspeed.py",
+    "tests/frameworks/test_serving.py",
+    "tests/frameworks/torch/test_pipeline.py",
+    "tests/frameworks/megatron/test_megatron.py",
+    "tests/frameworks/megatron/test_megatron_delta.py",
+    "tests/frameworks/megatron/test_megatron_sparse.py",
+)
+"""The modules with tests that compare."""
+
+RECORDS_OF_FRAMEWORKS = (
+    fsdp2.SHARDED,
+    fsdp2.PIPED,
+    fsdp2.DIVIDED,
+    deepspeed.EVIDENCE,
+    megatron.EVIDENCE,
+    distributed_torch.TRAINING,
+    distributed_torch.SERVING,
+)
+
+
+@cache
+def compared(module: str) -> frozenset[Thing]:
+    """What the marked tests of a module run."""
+    return frozenset(compared_things(module))
+
+
+def classes_of_parts() -> Iterator[type[Part]]:
+    """Yields every class of a part, but those of encoders of images and audio."""
+    for module in pkgutil.walk_packages(llmcalc.components.__path__, "llmcalc.components."):
+        importlib.import_module(module.name)
+    found, left = set[type[Part]](), [Part]
+    while left:
+        for cls in left.pop().__subclasses__():
+            if cls not in found:
+                found.add(cls)
+                left.append(cls)
+    yield from (
+        cls for cls in found if cls.__module__.startswith("llmcalc.components.") and "towers" not in cls.__module__
+    )
+
+
+def stated() -> Iterator[tuple[Thing, Witness]]:
+    """Yields everything that states a witness, with it."""
+    for cls in classes_of_parts():
+        found = witness_of(cls)
+        types: Mapping[str, Witness] = {_type(cls): found} if isinstance(found, Witness) else found
+        yield from ((Thing(cls.noun, name), witness) for name, witness in types.items())
+    for base in Eager.__mro__:
+        for name, kernel in vars(base).items():
+            choice: Mapping[str, Any] = getattr(kernel, "choice", {})
+            names = [choice_name(*one) for one in choice.items()] or [short(name)]
+            if callable(kernel):
+                yield from ((Thing("kernel", one), _one(witness_of(kernel))) for one in names)
+    yield from ((Thing("optimizer", name), record.witness) for name, record in RECORDS.items())
+    for record in RECORDS_OF_FRAMEWORKS:
+        yield Thing("framework", record.name), record.witness
+        yield Thing("framework", record.name), record.rest
+        yield from ((Thing(*part, record.name), witness) for part, witness in record.parts.items())
+        yield from ((Thing("optimizer", name, record.name), one) for name, one in record.optimizers.items())
+
+
+def _type(cls: type[Part]) -> str:
+    """The `type` of a class of parts, or its name."""
+    field = cls.model_fields.get("type")
+    return in_words(cls.__name__) if field is None else str(field.default)
+
+
+def _one(found: Witness | Mapping[str, Witness]) -> Witness:
+    assert isinstance(found, Witness)
+    return found
+
+
+STATED = [(thing, witness) for thing, witness in stated() if witness != UNTESTED]
+
+
+def test_the_modules_that_compare_are_known() -> None:
+    root = Path(__file__).parents[2]
+    marked = {
+        str(file.relative_to(root))
+        for file in (root / "tests").rglob("test_*.py")
+        if "\n@compares(" in file.read_text(encoding="utf-8")
+    }
+    assert marked == set(MODULES)
+
+
+def test_a_stated_witness_is_a_test_that_runs_the_thing() -> None:
+    missing = [(str(thing), witness.test) for thing, witness in STATED if thing not in compared(witness.test)]
+    assert missing == []
+    assert len(STATED) > 250
+
+
+def test_what_a_test_compares_states_a_witness() -> None:
+    known_things = {thing for thing, _ in STATED}
+    silent = {thing for module in MODULES for thing in compared(module) if thing not in known_things}
+    assert {thing for thing in silent if not thing.under} == set()
+    # Under torch, training is known by the source whatever the parts are.
+    assert {thing for thing in silent if thing.under != "torch"} == set()
+
+
+def test_a_witness_says_what_it_is() -> None:
+    """Whatever states a witness says what it is, and which test compares."""
+    assert {witness.status for _, witness in STATED} == {"exact", "source", "estimate"}
+    assert all(witness.name and witness.test for _, witness in STATED)
+
+
+# --- the default --------------------------------------------------------------------------------------------------
+
+
+def test_a_class_does_not_inherit_a_witness() -> None:
+    class Other(Attention):
+        """A mixer of somebody's own."""
+
+    assert witness_of(Attention) != UNTESTED
+    assert witness_of(Other) == UNTESTED
+
+
+def test_a_chosen_kernel_without_a_statement_is_untested() -> None:
+    (found,) = chosen_kernels(Eager, Choices(attention="flash"))
+    assert found.status == "exact"
+    (found,) = chosen_kernels(Eager, Choices(attention="paged"))  # type: ignore[arg-type]
+    assert (str(found), found.status) == ("kernel paged attention", "untested")
+    assert list(chosen_kernels(Eager, EAGER)) == []
+
+
+def test_a_framework_states_nothing_by_default() -> None:
+    record = FrameworkEvidence("toy")
+    run = record.run([Evidence("mixer", "attention")], "adamw")
+    assert [one.status for one in run] == ["untested"] * 3
+    assert list(map(str, run)) == ["framework toy", "mixer attention under toy", "optimizer adamw under toy"]
+    assert set(NAMES) == {record.name for record in RECORDS_OF_FRAMEWORKS}
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
+    below = STATUSES[: STATUSES.index(status) + 1]
+    assert weakest(below) == status
+    evidence = [Evidence("optimizer", one, Witness(one, f"a {one}", "")) for one in below]
+    assert known(TENSORS, evidence).status == status
+
+
+def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
+    term = TENSORS.__class__("CUDA context", 1, "estimate", "", of_runtime=True)
+    assert known(term, [Evidence("optimizer", "lion")]) == term
+
+
+# --- what was called exact before, and is not now ---------------------------------------------------------------------
+
+ONCE_EXACT = {
+    "fsdp2": fsdp2.SHARDED,
+    "fsdp2, a pipeline": fsdp2.PIPED,
+    "fsdp2, tensor parallelism": fsdp2.DIVIDED,
+    "deepspeed": deepspeed.EVIDENCE,
+    "torch, inference on several ranks": distributed_torch.SERVING,
+}
+"""Runs of which the tensors were called exact, whatever the model and the optimizer were."""
+
+NOT_RUN = "no run with it was compared; the framework's source was read"
+UNREAD = "FSDP2 of parameters that no pass reads is refused"
+RECURRENT = "a recurrent mixer, whose published kernels are known by their source by themselves"
+
+NOT_EXACT: Mapping[str, Mapping[str, str]] = {
+    "fsdp2": {
+        "layer gemma4": "torch refuses its layers in the mixed precision of fully_shard",
+        "layer hybrid": RECURRENT,
+        "layer zamba": RECURRENT,
+        "part shared_block": RECURRENT,
+        "part contact_head": UNREAD,
+        "part second_stream": UNREAD,
+        "part unused_embedding": UNREAD,
+        "part vision_experts": UNREAD,
+        "part multi_token_prediction": "the comparison leaves it out, as training does by default",
+        "optimizer adafactor": NOT_RUN,
+        "optimizer muon": "refused on shards",
+    },
+    "fsdp2, a pipeline": {"all but a Llama with AdamW": NOT_RUN},
+    "fsdp2, tensor parallelism": {"all but models like Llama and Qwen with AdamW": NOT_RUN},
+    "deepspeed": {"all but a Llama with AdamW": NOT_RUN},
+    "torch, inference on several ranks": {"all but models like Llama, GPT-2, Gemma 2 and Qwen": NOT_RUN},
+}
+"""Run → what is known by its source now, each with the reason."""
+
+NOT_KNOWN: Mapping[str, str] = {
+    "part latent under megatron": "its experts of a latent width are in no published run",
+    "optimizer sgd under megatron": "no published run has it",
+}
+"""What is untested now, each with the reason: it was called `source` before."""
+
+
+def once_exact() -> set[tuple[str, str]]:
+    """The parts and optimizers that are exact by themselves."""
+    exact = {thing for thing, one in STATED if one.status == "exact" and not thing.under}
+    return {(thing.kind, thing.name) for thing in exact if thing.kind not in {"kernel", "framework"}}
+
+
+@pytest.mark.parametrize("run", ONCE_EXACT)
+def test_what_is_not_exact_any_more_has_a_reason(run: str) -> None:
+    record, reasons = ONCE_EXACT[run], NOT_EXACT[run]
+    exact = set(record.parts) | {("optimizer", name) for name in record.optimizers}
+    assert exact <= once_exact()
+    lower = {f"{kind} {name}" for kind, name in once_exact() - exact}
+    assert record.rest.status == "source"
+    if len(reasons) > 1:
+        assert lower == set(reasons)
+    else:
+        assert lower
+    assert all(reasons.values())
+
+
+def test_what_is_untested_has_a_reason() -> None:
+    bases = {in_words(cls.__name__) for cls in classes_of_parts() if _is_abstract(cls)}
+    silent = (thing for thing, one in stated() if one == UNTESTED and thing.kind not in {"kernel", "framework"})
+    names = {str(Evidence(*thing[:2], under=thing.under)) for thing in silent if thing.name not in {*bases, "none"}}
+    assert names == set(NOT_KNOWN)
+
+
+def _is_abstract(cls: type[Part]) -> bool:
+    """Whether it is the base class of parts, and none itself."""
+    return bool(cls.__subclasses__()) and cls.model_fields.get("type") is None
+
+
+def test_every_step_of_every_example_has_a_stated_kernel() -> None:
+    """A verb that a profile runs without a statement makes an answer untested."""
+    things = set().union(*(compared(module) for module in MODULES))
+    stating = {thing for thing, _ in STATED}
+    assert {thing for thing in things if thing.kind == "kernel"} <= stating
+
+
+# --- toys -------------------------------------------------------------------------------------------------------------
+
+TOY = """
+title = "Toy"
+developer = "nobody"
+released = "2026-01-01"
+dtype = "bfloat16"
+
+[model]
+vocab_size = 1000
+hidden_size = 64
+tie_word_embeddings = false
+
+[model.decoder]
+num_hidden_layers = 2
+final_norm = { type = "rmsnorm" }
+
+[model.decoder.block]
+norm = { type = "rmsnorm" }
+norm_placement = "pre"
+attention = { type = "tempered", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }
+feed_forward = { intermediate_size = 160, hidden_act = "silu", gated = true }
+"""
+
+TRAINING = ("--phase", "training", "--seq", "64")
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with a mixer and an optimizer that nobody has compared."""
+    folder = copy_to(tmp_path_factory.mktemp("toys"))
+    package = folder / "llmcalc"
+    line = '        "tempered": "mixers.tempered:TemperedAttention",\n'
+    insert(package / "components" / "choices.py", '        "attention": "', line)
+    shutil.copy(TOYS / "tempered.py", package / "components" / "mixers" / "tempered.py")
+    insert(
+        package / "device" / "optimizers.py",
+        '    "adamw": OptimizerRecord',
+        '    "lion": OptimizerRecord(("loop",)),\n',
+    )
+    insert(
+        package / "device" / "optimizers.py",
+        '            case "sgd":\n',
+        '            case "lion":\n                _sgd(Aten(graph), ready, chosen, True, dtype)\n',
+    )
+    insert(package / "costs" / "optimizers.py", '    "adamw": _adamw,\n', '    "lion": _sgd,\n')
+    costs = package / "costs" / "optimizers.py"
+    costs.write_text(costs.read_text().replace('Literal["adamw", ', 'Literal["lion", "adamw", '))
+    (folder / "toy.toml").write_text(TOY)
+    return folder
+
+
+def tensors(document: Any) -> dict[str, Any]:
+    """The first term of the first device of a document."""
+    if isinstance(document, dict):
+        if "terms" in document:
+            found: dict[str, Any] = document["terms"][0]
+            return found
+        document = list(document.values())
+    if isinstance(document, list):
+        return next(filter(None, map(tensors, document)), {})
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "missing"),
+    [
+        ("toy.toml", TRAINING, "mixer tempered"),
+        ("toy.toml", (), "mixer tempered"),
+        ("gpt2", (*TRAINING, "--optimizer", "lion"), "optimizer lion"),
+        ("toy.toml", (*TRAINING, "--optimizer", "lion"), "mixer tempered, optimizer lion"),
+        ("toy.toml", (*TRAINING, "--framework", "fsdp2", "--devices", "2"), "mixer tempered"),
+        ("gpt2", (*TRAINING, "--optimizer", "lion", "--framework", "torch", "--devices", "2"), "optimizer lion"),
+        (
+            "gpt2",
+            (*TRAINING, "--optimizer", "lion", "--framework", "deepspeed", "--devices", "2", "--zero", "2"),
+            "optimizer lion",
+        ),
+    ],
+)
+def test_a_toy_is_untested(toys: Path, target: str, words: tuple[str, ...], missing: str) -> None:
+    """In the document, and on the screen without --notes."""
+    document = command(toys, "memory", target, *words)
+    term = tensors(document)
+    assert (term["status"], term["witness"]) == ("untested", f"no measurement of {missing}")
+    screen = " ".join(python(toys, "-m", "llmcalc", "memory", target, *words).split())
+    assert f"untested: tensors (no measurement of {missing})" in screen
+
+
+def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
+    assert tensors(command(toys, "memory", "gpt2", *TRAINING))["status"] == "exact"
+
+
+def test_verify_lists_the_toys(toys: Path) -> None:
+    """Its checks agree, so that its exit code is 0."""
+    document = command(toys, "verify", "toy.toml")
+    assert document["ok"]
+    mixer, optimizer = {"kind": "mixer", "name": "tempered"}, {"kind": "optimizer", "name": "lion"}
+    assert document["untested"] == [mixer, optimizer]
+    assert command(toys, "verify", "gpt2")["untested"] == [optimizer]
+    screen = " ".join(python(toys, "-m", "llmcalc", "verify", "toy.toml").split())
+    assert "untested: mixer tempered, optimizer lion: no measurement of its memory is stated" in screen
+
+
+def test_nothing_is_untested_in_a_model_that_is_compared(run: Any) -> None:
+    code, out, err = run("verify", "gpt2", "--format", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["untested"] == []
+
+
+def test_a_framework_refuses_a_mixer_that_it_does_not_have(toys: Path) -> None:
+    words = ("memory", "toy.toml", *TRAINING, "--framework", "megatron", "--devices", "2")
+    environment = {**os.environ, "PYTHONPATH": str(toys)}
+    done = subprocess.run(
+        [sys.executable, "-m", "llmcalc", *words],
+        cwd=toys,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: toy: --framework megatron: Megatron-LM has no mixer 'tempered' (it has attention, gated_delta_net, "
+        "mamba2, mla); expected a model without it, or --framework torch or fsdp2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("ShortConv-0", "no mixer 'short_conv' (it has attention, gated_delta_net, mamba2, mla)"),
+        ("HybridBlock-0", "no layer 'hybrid' (it has block)"),
+        ("ShortcutLayer-1", "no layer 'shortcut' (it has block)"),
+        ("Norm-6", "no norm 'affine' (it has layernorm, rmsnorm)"),
+        ("Attention-2", "no position 'alibi' (it has learned, rope)"),
+        ("Classifier-0", "no head 'classification' (it has lm)"),
+        ("UnusedEmbedding-0", "no part 'unused_embedding'"),
+    ],
+)
+def test_megatron_refuses_parts_that_it_does_not_have(example: str, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"--framework megatron: Megatron-LM has {words}")):
+        megatron.check_parts(around_a_model(examples()[example]))

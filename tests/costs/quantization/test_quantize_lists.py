@@ -1,0 +1,227 @@
+"""Lists of modules in published quantization configs: which linear layers stay unconverted.
+
+Each list is as its publisher wrote it, or as the named library writes it; layers are counted by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.params import params
+from llmcalc.costs.quantization import Parts, quantized, scheme_of_config
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.checkpoint import checkpoint_of
+from llmcalc.sources.target import load
+from tests.builders import spec_of
+from tests.costs.quantization.test_quantize import DENSE, WEIGHTS
+from tests.families import shapes_of
+
+CASES = Path(__file__).parents[2] / "data" / "cases"
+
+
+def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]) -> Parts:
+    """The bytes of a checkpoint with the modules of `config`'s classes and this `quantization_config`."""
+    scheme = scheme_of_config({"quantization_config": quantization})
+    assert scheme is not None
+    return quantized(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
+
+
+def of_llama(**quantization: Any) -> Parts:
+    return stored(DENSE, {"model_type": "llama"}, quantization)
+
+
+Q, KV, OUT, F = 128 * 96, 64 * 96, 96 * 128, 192 * 96
+"""Weights of the linear layers of DENSE, which has two layers."""
+
+ALL = 2 * (Q + 2 * KV + OUT + 3 * F)
+
+
+# Gemma 4: the class has the dense network in `mlp`, and the experts beside it
+
+
+def gemma(several: Iterable[str]) -> dict[str, Any]:
+    """The table of nvidia/Gemma-4-26B-A4B-NVFP4: experts in NVFP4, and all else of the text model excluded."""
+    layers = [f"model.language_model.layers.{i}.{part}" for i in range(30) for part in several]
+    ignored = ["lm_head", "model.embed_vision*", "model.vision_tower*", *layers]
+    return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored, "producer": {"name": "modelopt"}}
+
+
+CONFIG = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"]}
+
+
+def test_nvfp4_of_gemma_4_26b_is_near_the_published_size() -> None:
+    """128 experts of 3 × 704 × 2816 in 30 layers: half a byte each, and one byte of scale for 16; the rest in bf16.
+
+    The published checkpoint has 17.6 GB of weights in the text model.
+    """
+    spec = llmcalc.load("gemma4-26b-a4b").model
+    experts = 30 * 128 * 3 * 704 * 2816
+    parts = stored(spec, CONFIG, gemma(("self_attn*", "mlp*", "router*")))
+    assert parts.weights == experts // 2
+    assert parts.scales == experts // 16 + 30 * 128 * 3 * 4
+    assert parts.unconverted == 2 * (params(spec).total - experts)
+    assert round(parts.total / 1e9, 1) == 17.6  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("part", "columns"),
+    [
+        ("mlp*", 3 * 2112 * 2816),
+        ("mlp.down_proj", 2112 * 2816),
+        ("experts*", 128 * 3 * 704 * 2816),
+        ("experts.down_proj", 128 * 704 * 2816),
+        ("router*", 0),
+    ],
+)
+def test_each_part_of_a_gemma_4_layer_is_excluded_by_its_published_name(part: str, columns: int) -> None:
+    spec = llmcalc.load("gemma4-26b-a4b").model
+    more, less = (stored(spec, CONFIG, gemma(several)).weights for several in ((), (part,)))
+    assert more - less == 30 * columns // 2  # type: ignore[operator]
+
+
+def test_the_command_reads_the_names_of_the_config(run: Any, tmp_path: Path) -> None:
+    """A small Gemma 4 with experts, whose config excludes `mlp` of each layer."""
+    text = {
+        "model_type": "gemma4_text", "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 16,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 96, "sliding_window": 16,
+    }  # fmt: skip
+    ignored = ["lm_head", *(f"model.language_model.layers.{i}.{x}*" for i in (0, 1) for x in ("mlp", "self_attn"))]
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ignored}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIG, "text_config": text, "quantization_config": quantization}))
+    found = json.loads(run("memory", str(file), "--format", "json").out)["memory"]["weights_by_part"]
+    assert found["weights"] == 2 * 4 * 3 * 64 * 32
+    assert load(str(file)).checkpoint is not None
+
+
+# Configs in tests/data/cases, and lists with their source
+
+
+def experts_of(spec: ModelSpec) -> int:
+    number = params(spec).by_component["experts"]
+    assert isinstance(number, int)
+    return number
+
+
+def case(name: str) -> tuple[ModelSpec, dict[str, Any], dict[str, Any]]:
+    config = json.loads((CASES / name / "config.json").read_text())
+    return spec_of(config), config, config["quantization_config"]
+
+
+def test_gpt_oss_converts_the_weights_of_experts() -> None:
+    """openai/gpt-oss-120b: lists attention and routers with `*` for the layer. 36 layers, 128 experts of 3 × 2880²."""
+    spec, config, quantization = case("gpt-oss-120b")
+    weights = 36 * 128 * 3 * 2880 * 2880
+    assert stored(spec, config, quantization).weights == weights // 2
+    listed = [*quantization["modules_to_not_convert"], "model.layers.0.mlp.experts"]
+    parts = stored(spec, config, {**quantization, "modules_to_not_convert": listed})
+    assert parts.weights == weights * 35 // 36 // 2
+
+
+def test_minimax_m2_converts_all_but_routers_and_the_head() -> None:
+    """MiniMaxAI/MiniMax-M2.5: `gate` is the router, not a part of `gate_proj`."""
+    spec, config, quantization = case("minimax-m2.5")
+    by = params(spec).by_component
+    plain = by["embedding"] + by["lm_head"] + by["norm"] + by["router"]
+    of_heads = 62 * (48 + 8) * 128  # norms of queries and keys
+    assert by["router"] == 62 * 256 * 3072
+    assert stored(spec, config, quantization).weights == params(spec).total - plain - of_heads
+
+
+def test_mistral_small_4_converts_all_but_the_head() -> None:
+    """mistralai/Mistral-Small-4-119B: encoders are listed, which are not part of the text model."""
+    spec, config, quantization = case("mistral-small-4-119b")
+    without = {**quantization, "modules_to_not_convert": ["lm_head"]}
+    assert stored(spec, config, quantization) == stored(spec, config, without)
+
+
+KIMI = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+
+
+def test_kimi_k2_converts_routed_experts() -> None:
+    """moonshotai/Kimi-K2.5: dense layers are excluded by a pattern that must not reach `mlp.experts`."""
+    spec = llmcalc.load("deepseek-v3").model
+    groups = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
+    quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    parts = stored(spec, {"model_type": "deepseek_v3"}, {**quantization, "ignore": KIMI})
+    assert parts.weights == experts_of(spec) // 2
+    only = {"group_0": {"targets": [r"re:.*mlp\.experts\.\d+\.(gate|up|down)_proj$"], "weights": WEIGHTS}}
+    assert stored(spec, {"model_type": "deepseek_v3"}, {**quantization, "config_groups": only}).weights == parts.weights
+
+
+def test_minimax_m3_excludes_modules_by_earlier_names() -> None:
+    """MiniMaxAI/MiniMax-M3: the wrapper's prefix and `block_sparse_moe` of version 4."""
+    layer = "language_model.model.layers.3.block_sparse_moe"
+    names = [f"{layer}.shared_experts.{leaf}_proj" for leaf in ("gate", "up", "down")]
+    config = shapes_of("minimax_m3_vl_text")[0]
+    spec = spec_of(config)
+    table = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    whole, less = (stored(spec, config, {**table, "ignore": ["lm_head", *some]}).weights for some in ([], names))
+    shared = 3 * config["hidden_size"] * config["shared_intermediate_size"]
+    assert whole - less == shared  # type: ignore[operator]
+
+
+def test_mixtral_awq_excludes_routers_alone() -> None:
+    """AutoAWQ's Mixtral configs list `gate`; GPTQ ones name `block_sparse_moe.experts.*.w1`."""
+    spec, config = llmcalc.load("mixtral-8x7b").model, {"model_type": "mixtral"}
+    table = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+    listed = {**table, "modules_to_not_convert": ["gate"]}
+    assert stored(spec, config, listed) == stored(spec, config, table)
+    without_first = {**table, "modules_to_not_convert": ["block_sparse_moe.experts.0.w1"]}
+    difference = stored(spec, config, table).weights - stored(spec, config, without_first).weights  # type: ignore[operator]
+    assert difference == 32 * 8 * 4096 * 14336 // 2
+
+
+def test_bitsandbytes_skips_whole_modules() -> None:
+    """unsloth's dynamic 4-bit configs name `model.layers.1.mlp` and `model.layers.1.self_attn`."""
+    skipped = ["lm_head", "multi_modal_projector", "model.layers.1.mlp"]
+    table = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert of_llama(**table, llm_int8_skip_modules=skipped).weights == (ALL - 3 * F) // 2
+
+
+def test_an_entry_for_a_fused_layer_is_one_for_its_parts_and_for_no_other() -> None:
+    """vLLM writes `qkv_proj` and `gate_up_proj`; `v_proj` is no end of `qkv_proj` in a class without that layer."""
+    fp8 = {"quant_method": "fp8"}
+    assert of_llama(**fp8, modules_to_not_convert=["lm_head", "v_proj"]).weights == ALL - 2 * KV
+    assert of_llama(**fp8, modules_to_not_convert=["lm_head", "up_proj"]).weights == ALL - 2 * F
+    assert of_llama(**fp8, modules_to_not_convert=["lm_head", "qkv_proj"]).weights == ALL - 2 * (Q + 2 * KV)
+    assert of_llama(**fp8, modules_to_not_convert=["lm_head", ".*gate_up_proj"]).weights == ALL - 4 * F
+    groups = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    assert of_llama(**packed, ignore=["lm_head", "re:.*v_proj"]).weights == (ALL - 2 * KV) // 2
+    assert of_llama(**packed, ignore=["lm_head", "re:.*qkv_proj"]).weights == (ALL - 2 * (Q + 2 * KV)) // 2
+
+
+def test_modelopt_excludes_what_is_below_a_module() -> None:
+    """hf_quant_config.json of ModelOpt lists modules with `*`, and older files without it."""
+    table = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for entry in ("model.layers.1.self_attn*", "model.layers.1.self_attn", "model.layers.1.*attn.*"):
+        assert of_llama(**table, exclude_modules=["lm_head", entry]).weights == ALL - (Q + 2 * KV + OUT)
+    assert of_llama(**table, exclude_modules=["lm_head", "model.layers.1.self"]).weights == ALL
+
+
+def test_dynamic_rules_of_gptqmodel() -> None:
+    """The README's example, for a model of two layers: the first pattern that matches counts."""
+    table = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    whole = of_llama(**table)
+    assert of_llama(**table, dynamic={}) == whole
+    skipped = of_llama(**table, dynamic={"-:.*down.*": {}})
+    assert whole.weights - skipped.weights == 2 * F // 2  # type: ignore[operator]
+    wider = of_llama(**table, dynamic={r"+:.*\.1\..*gate.*": {"bits": 8, "group_size": 64}})
+    assert wider.weights - whole.weights == F // 2  # type: ignore[operator]
+    assert whole.scales - wider.scales == 2 * F // 32 - 2 * 192 * 2  # type: ignore[operator]
+    both = of_llama(**table, dynamic={r".*\.1\..*gate.*": {"bits": 8}, "-:.*gate.*": {}})
+    assert both.weights == whole.weights + F // 2 - F // 2  # type: ignore[operator]
+    with pytest.raises(InputError, match=r"dynamic: .*speed: not known"):
+        of_llama(**table, dynamic={".*": {"speed": 1}})
+    with pytest.raises(InputError, match="quick to match"):
+        of_llama(**table, dynamic={"-:(a+)+#": {}})

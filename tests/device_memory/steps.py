@@ -1,0 +1,24 @@
+"""Training steps, once without values and once as torch runs the reference: the bytes of every phase.
+
+The loop, and both measurements, are those of `llmcalc verify --memory`.
+"""
+
+from __future__ import annotations
+
+from llmcalc.device_memory.training import Training
+from llmcalc.model import ModelSpec
+from llmcalc.witnesses.memory import Step, Steps, measured_steps
+from llmcalc.witnesses.memory import replayed_steps as replayed
+from tests.simulator import models
+
+__all__ = ["Step", "Steps", "by_torch", "device_of", "replayed"]
+
+
+def device_of(how: Training) -> str:
+    """Where torch runs these steps: fused optimizers and autocast on the CPU, some kernels on meta alone."""
+    return models.device_of(how.choices)
+
+
+def by_torch(spec: ModelSpec, how: Training, device: str = "", number: int = 2) -> Steps:
+    """Steps of the reference."""
+    return measured_steps(spec, how, device or device_of(how), number)

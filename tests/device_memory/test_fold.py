@@ -1,0 +1,84 @@
+"""A run of a few layers says what a run of all layers finds, at every place and by kind, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.device_memory import training_memory
+from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.training import Training, replay
+from llmcalc.flow.program import Scope
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import Loop, loops
+from llmcalc.simulator.layer_pattern import pattern
+from llmcalc.workload.recompute import Recompute
+
+WAYS = {
+    "plain": Training(batch=2, seq=64),
+    "recomputed": Training(batch=1, seq=64, recompute=Recompute(layers=True)),
+    "flash": Training(batch=1, seq=64, choices=Choices("flash", "fused"), optimizer="sgd"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "qwen3-0.6b"])
+def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
+    spec, how = llmcalc.load(name).model, WAYS[way]
+    stacks = loops(spec)
+    assert all(loop.folds for loop in stacks)
+    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
+    whole = replay(spec, how)
+    assert (few.set_up, few.after) == (whole.set_up, whole.after)
+    assert few.peaks
+    for place, peak in few.peaks.items():
+        assert (peak.bytes, peak.by_kind) == (whole.peaks[place].bytes, whole.peaks[place].by_kind), place
+
+
+def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
+    spec = llmcalc.load("t5-v1.1-xl").model
+    stacks = loops(spec)
+    assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
+    how = Training(batch=1, seq=32, source=48)
+    few = folded(lambda layers: replay(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks)
+    whole = replay(spec, how)
+    assert few.peak[1].bytes == whole.peak[1].bytes
+    assert few.after == whole.after
+
+
+def test_a_pattern_of_kinds_is_one_repeat() -> None:
+    """Gemma 3 27B: 62 layers, five with a window and one without, and two more."""
+    assert loops(llmcalc.load("gemma3-27b").model) == [Loop("layers", 0, 6, 10, after=2)]
+    assert not loops(llmcalc.load("gemma3-4b").model)[0].folds  # 34 layers: two runs of 18 and 24 would take longer
+
+
+def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> None:
+    """Of 62 layers in patterns of 6: 5 repeats of 12 layers and 2 more, of which each fourth layer is the same."""
+    assert loops(llmcalc.load("gemma3-27b").model, every=4) == [Loop("layers", 0, 12, 5, 2, 0, after=2)]
+    (loop,) = loops(llmcalc.load("llama3-70b").model, every=3)  # 26 repeats of 3 layers, and two layers
+    assert (loop.period, loop.repeats, loop.kinds(4)) == (3, 26, 4 * 3 + 2)
+
+
+def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
+    """Layers before it, and layers after it that it does not continue."""
+    window, full = Scope("layers", {}), Scope("layers", {})
+    assert pattern([window] * 9) == (0, 1, 9)
+    assert pattern([full] * 3 + [window] * 9) == (3, 1, 9)
+    assert pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
+    assert pattern([window] * 9 + [full] * 12) == (9, 1, 12)
+    assert pattern([full, window] * 4) == (0, 8, 1)  # four repeats of it would be as many
+
+
+def test_of_thousands_of_layers_a_timeline_lists_some() -> None:
+    """From the first to the last, at equal distances, and the highest point is among them."""
+    spec = llmcalc.load("smollm2-135m").model
+    few, many = (
+        training_memory(
+            spec.model_copy(update={"decoder": spec.main.model_copy(update={"num_hidden_layers": n})}), WAYS["plain"]
+        )
+        for n in (100, 100_000)
+    )
+    assert len(many.timeline) < 12 * len(few.timeline)
+    nodes = [point.node for point in many.timeline]
+    assert {"layers.0", "layers.99999"} <= set(nodes)
+    assert many.peak_at in many.timeline

@@ -1,0 +1,28 @@
+"""Training steps of a seeded sample of the grid: every part meets every value of every option that torch can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.comparisons import Thing, compares, of_run
+from tests.device_memory.grid import Case, cases, models, training, wanted
+from tests.device_memory.steps import by_torch, replayed
+
+
+def things(case: Case) -> set[Thing]:
+    """What a case runs."""
+    spec = models()[case.model]
+    how = training(spec, dict(case.values))
+    return of_run(spec, how.choices, how.optimizer, how.include)
+
+
+@compares(things)
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_steps_hold_what_torch_holds(case: Case) -> None:
+    spec = models()[case.model]
+    how = training(spec, dict(case.values))
+    assert replayed(spec, how, case.steps) == by_torch(spec, how, number=case.steps)
+
+
+def test_the_sample_covers_what_torch_can_run() -> None:
+    assert len(wanted()) > 1300

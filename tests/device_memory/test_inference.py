@@ -1,0 +1,216 @@
+"""Passes without gradients, replayed: what torch holds on meta, whole models from runs of few layers, paged caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import llmcalc
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.position import Rope
+from llmcalc.costs.cache import kv
+from llmcalc.device_memory import inference
+from llmcalc.device_memory.inference import Inference, replay_inference
+from llmcalc.device_memory.linear_in_layers import folded, of_one_pass
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.meter import Place
+from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.simulator.replay_result import Replayed
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.witness import Alive
+
+BATCH = 2
+
+
+class Found(NamedTuple):
+    """Bytes, weights and token ids included: after set-up, the most in each phase, and after the passes."""
+
+    set_up: int
+    prefill: int
+    decode: int
+    after: int
+
+
+def most(found: Replayed, phase: str) -> int:
+    return max((peak.bytes for place, peak in found.peaks.items() if place.phase.startswith(phase)), default=0)
+
+
+def replayed(spec: ModelSpec, how: Inference) -> Found:
+    found = replay_inference(spec, how)
+    return Found(found.set_up, most(found, "prefill"), most(found, "decode"), found.after)
+
+
+def by_torch(spec: ModelSpec, how: Inference) -> Found:
+    """The reference on meta: weights first, then each pass with token ids of its own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, how.dtype))
+    mode = Alive()
+    with torch.device("meta"), mode:
+        module: Any = spec.reference()
+    torch.set_default_dtype(before)
+    made, store, peaks = mode.now, dict[Any, Any](), dict[str, int]()
+    chunk = how.chunk or how.seq
+    passes = [("prefill", min(chunk, how.seq - past), past) for past in range(0, how.seq, chunk)]
+    if spec.kind != "encoder":
+        passes.append(("decode", 1, how.seq))
+    with torch.no_grad(), mode:
+        for phase, tokens, past in passes:
+            mode.peak = mode.now
+            ids = torch.zeros(how.batch, tokens, dtype=torch.int64, device="meta")
+            source = torch.zeros(how.batch, how.source or how.seq, dtype=torch.int64, device="meta")
+            reads = spec.kind == "encoder-decoder" and not past
+            if not reads:
+                del source
+            last = phase == "prefill" and spec.kind != "encoder"
+            out = module(ids, source if reads else None, store=store, past=past, last_only=last, grouped_experts=True)
+            del out, ids
+            source = None
+            peaks[phase] = max(peaks.get(phase, 0), mode.peak)
+    return Found(made, peaks["prefill"], peaks.get("decode", 0), mode.now)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize(
+    "part",
+    [Block.examples()[0], Block.examples()[14], MLA.examples()[3], Attention.examples()[7]],
+    ids=lambda p: p.type,
+)
+def test_passes_hold_what_torch_holds(part: Any, chunk: int | None) -> None:
+    spec, how = around_a_model(part), Inference(batch=BATCH, seq=7, chunk=chunk)
+    assert replayed(spec, how) == by_torch(spec, how)
+
+
+def test_an_encoder_holds_what_torch_holds() -> None:
+    """One pass, with an output for every token; it keeps nothing and does not decode."""
+    spec = around_a_model(Block.examples()[1]).model_copy(update={"encoder": None})
+    spec = spec.model_copy(update={"encoder": spec.decoder, "decoder": None})
+    how = Inference(batch=BATCH, seq=7)
+    found = replayed(spec, how)
+    assert found == by_torch(spec, how)
+    assert (found.decode, found.after) == (0, found.set_up)
+    with pytest.raises(InputError, match="an encoder-only model does not decode"):
+        replay_inference(spec, Inference(phase="decode"))
+
+
+# --- a few layers say what all do -------------------------------------------------------------------------------------
+
+WAYS = {
+    "prompt": Inference(seq=48),
+    "chunks": Inference(batch=2, seq=48, chunk=20),
+    "decode": Inference(phase="decode", batch=2, seq=100),
+    "paged": Inference(seq=48, paged=True, choices=Choices("flash", "fused"), weights=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "mamba2-130m"])
+def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
+    holds_at_every_place(llmcalc.load(name).model, WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["prompt", "decode"])
+def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
+    holds_at_every_place(llmcalc.load("t5-v1.1-xl").model, replace(WAYS[way], source=30))
+
+
+def holds_at_every_place(spec: ModelSpec, how: Inference) -> None:
+    stacks = loops(spec)
+    assert all(loop.folds for loop in stacks)
+
+    def run(layers: Mapping[int, int]) -> Replayed:
+        return replay_inference(spec, how, None, layers)
+
+    few, whole = folded(run, stacks), of_one_pass(run({}))
+    assert (few.set_up, few.after) == (whole.set_up, whole.after)
+    assert few.peaks
+    for place, peak in few.peaks.items():
+        assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "mamba-130m", "gemma3-270m"])
+def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
+    spec, how = llmcalc.load(name).model, Inference(seq=40)
+    both, alone = replay_inference(spec, how), replay_inference(spec, replace(how, phase="decode"))
+    assert {p: k.bytes for p, k in alone.peaks.items()} == {
+        p: k.bytes for p, k in both.peaks.items() if p.phase == "decode"
+    }
+    assert alone.after == both.after
+    assert both.after - both.set_up == kv(spec, 1, 41).bytes
+    assert alone.set_up - both.set_up == kv(spec, 1, 40).bytes
+
+
+def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = llmcalc.load("smollm2-135m").model
+    for how in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
+        some = of_one_pass(replay_inference(spec, how))
+        monkeypatch.setattr(inference, "MANY", 100)
+        every = of_one_pass(replay_inference(spec, how))
+        monkeypatch.undo()
+        assert some.after == every.after
+        assert {place: peak.bytes for place, peak in some.peaks.items()} == {
+            place: peak.bytes for place, peak in every.peaks.items()
+        }
+
+
+def test_flash_attention_reads_pages_in_place() -> None:
+    spec = llmcalc.load("smollm2-135m").model
+    short, long = (
+        replay_inference(spec, Inference("decode", seq=seq, paged=True, choices=Choices("flash"))) for seq in (64, 4096)
+    )
+    assert (short.set_up, short.after, most(short, "decode")) == (long.set_up, long.after, most(long, "decode"))
+    assert all(peak.kinds["cache"] == 0 for peak in long.peaks.values())
+
+
+def test_eager_attention_copies_the_pages_that_it_reads() -> None:
+    """Keys and values of one layer of 3 heads of 64, in bfloat16, for 9 query heads each."""
+    spec = llmcalc.load("smollm2-135m").model
+    short, long = (
+        max(
+            peak.bytes
+            for place, peak in replay_inference(spec, Inference("decode", seq=seq, paged=True)).peaks.items()
+            if place == Place("decode", 5, "layers.self_attn")
+        )
+        for seq in (1024, 2048)
+    )
+    gathered, repeated = 1024 * 2 * 3 * 64 * 2, 1024 * 2 * 9 * 64 * 2
+    assert gathered + repeated <= long - short < gathered + repeated + 1024 * (9 * 14 + 100)
+
+
+def test_latents_of_a_paged_cache_are_read_in_place() -> None:
+    latent = MLA.examples()[0].model_copy(update={"mla_use_nope": False, "position": Rope()})
+    spec, choices = around_a_model(latent), Choices("flash")
+    pages, appended = (
+        [
+            most(replay_inference(spec, Inference("decode", seq=n, paged=paged, choices=choices)), "decode")
+            for n in (8, 800)
+        ]
+        for paged in (True, False)
+    )
+    assert pages[1] == pages[0]
+    assert appended[1] - appended[0] > 792 * 2 * (12 + 4)
+
+
+def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
+    spec = llmcalc.load("smollm2-135m").model
+    counted, not_counted = (replay_inference(spec, Inference(seq=32, weights=weights)) for weights in (True, False))
+    assert not_counted.set_up == 0
+    assert counted.peak[1].bytes - not_counted.peak[1].bytes == counted.set_up
+
+
+def test_blocks_of_the_allocator_are_no_less() -> None:
+    spec, how = llmcalc.load("smollm2-135m").model, Inference(batch=2, seq=100)
+    exact, blocks = replay_inference(spec, how), replay_inference(spec, how, CachingAllocator(), workspace=1 << 20)
+    assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved
+    assert blocks.peak[1].kinds["overhead"] == 1 << 20

@@ -1,0 +1,291 @@
+"""Optimizers without values against torch's own: the same bytes at the peak of a step, and kept after it.
+
+torch's optimizers run on meta, where they take the same Python code and the same operations as on a GPU. Two do not
+run there as they are:
+- Adafactor reads norms on the host; `Answering` answers each with 1. The bytes do not depend on it.
+- Fused steps run on the CPU: torch refuses them on meta. There the step counts of fused AdamW are on the device, as on
+  a GPU.
+adamw-8bit is compared with hand arithmetic from the source code: bitsandbytes is not a dependency of the tests.
+What a kernel takes for itself is on neither side: a reduction's partial sums and the workspace of a matrix product.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+import torch
+import torch._dynamo  # a first step imports it, and would count what it allocates
+from torch import nn
+
+import llmcalc
+from llmcalc.costs.optimizers import ALIASES, held_tensors, optimizer_state
+from llmcalc.device_memory.optimizer_steps import IMPLEMENTATIONS, Trained, implementations, step
+from llmcalc.device_memory.settings import Implementation
+from llmcalc.errors import InputError
+from llmcalc.simulator.autograd import Graph
+from llmcalc.simulator.meter import Meter
+from llmcalc.simulator.tensor import DTYPES, empty
+from tests.comparisons import Thing, compares
+from tests.simulator.witness import Alive
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Parameter(NamedTuple):
+    """A parameter of a test. matrix: whether Muon updates it."""
+
+    shape: Shape
+    dtype: str
+    matrix: bool
+
+
+class Step(NamedTuple):
+    """The most bytes during a step above those before it, and the bytes of states and others after it."""
+
+    peak: int
+    kept: int
+
+
+class Answering(Alive):
+    """Follows storages, and answers 1 where the host reads a number of a tensor without values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+# Lists of parameters
+
+
+def drawn(seed: int) -> dict[str, list[Shape]]:
+    """Lists of shapes: every kind alone, and all kinds in a random order."""
+    pick = random.Random(seed)
+
+    def size(most: int) -> int:
+        return pick.randint(1, most)
+
+    vectors: list[Shape] = [(size(6000),) for _ in range(6)]
+    matrices: list[Shape] = [(size(300), size(300)) for _ in range(6)]
+    stacks: list[Shape] = [(size(9), size(80), size(80)) for _ in range(3)]
+    odd: list[Shape] = [
+        (),
+        (1,),
+        (1, 1),
+        (1, size(500)),
+        (size(500), 1),
+        (size(40), 1, 4),
+        (9, size(9), 3, 3),
+    ]
+    every = [*vectors, *matrices, *stacks, *odd]
+    pick.shuffle(every)
+    large = (size(900) + 900, size(900) + 900)
+    return {
+        "vectors": vectors,
+        "matrices": matrices,
+        "stacks": stacks,
+        "odd": odd,
+        "one large": [large],
+        "one large among small": [*vectors, large, *matrices],
+        "every": every,
+    }
+
+
+FLOATS = ("float32", "bfloat16", "float16")
+DRAWN = {dtype: drawn(seed) for seed, dtype in enumerate(("float32", "bfloat16", "mixed"))}
+LISTS = [(dtype, name) for dtype, lists in DRAWN.items() for name in lists]
+CASES: list[tuple[str, Implementation, bool]] = [
+    (name, implementation, momentum)
+    for name in IMPLEMENTATIONS
+    if name != "adamw-8bit"
+    for implementation in implementations(name)
+    for momentum in ((False, True) if name == "sgd" else (False,))
+]
+
+
+def parameters(dtype: str, shapes: str) -> list[Parameter]:
+    """dtype: one for all, or `mixed`: one of three for each. Of the matrices, every fifth is an embedding."""
+    pick = random.Random(shapes)
+    return [
+        Parameter(shape, pick.choice(FLOATS) if dtype == "mixed" else dtype, len(shape) == 2 and i % 5 != 4)
+        for i, shape in enumerate(DRAWN[dtype][shapes])
+    ]
+
+
+# Both sides
+
+
+def without_values(
+    name: str, of: Iterable[Parameter], implementation: Implementation | None = None, momentum: bool = False
+) -> list[Step]:
+    meter = Meter()
+    graph = Graph(meter)
+    trained = all_trained(meter, of)
+    before, found = meter.now, []
+    for _ in range(2):
+        now = meter.now
+        meter.restart()
+        step(graph, name, trained, implementation, momentum)
+        found.append(Step(meter.peak - now, meter.now - before))
+    assert meter.kind == "temporary"
+    assert meter.by_kind["optimizer"] == meter.now - before == sum(s.bytes for one in trained for s in one.states)
+    return found
+
+
+def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[Trained]:
+    trained = []
+    for one in of:
+        tensor = empty(meter, one.shape, DTYPES[one.dtype], leaf=True)
+        trained.append(Trained(tensor, one.matrix, empty(meter, one.shape, DTYPES[one.dtype])))
+    return trained
+
+
+def by_torch(name: str, of: Iterable[Parameter], implementation: Implementation, momentum: bool) -> list[Step]:
+    device = "cpu" if implementation == "fused" else "meta"
+    of = list(of)
+    every = [nn.Parameter(torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)) for one in of]
+    for parameter in every:
+        parameter.grad = torch.zeros_like(parameter)
+    how: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    known = [*every, *(p.grad for p in every if p.grad is not None)]
+    found = []
+    with Answering(known, device=device) as mode:
+        optimizers = list(made(name, of, every, how, momentum))
+        for _ in range(2):
+            now = mode.peak = mode.now
+            for optimizer in optimizers:
+                optimizer.step()
+            found.append(Step(mode.peak - now, mode.now))
+    return found
+
+
+def made(
+    name: str, of: Sequence[Parameter], every: Sequence[nn.Parameter], how: dict[str, Any], momentum: bool
+) -> Iterator[torch.optim.Optimizer]:
+    """torch's optimizers of that name; Muon has AdamW for all that it refuses."""
+    match name:
+        case "adamw":
+            yield torch.optim.AdamW(every, **how)
+        case "sgd":
+            yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, **how)
+        case "adafactor":
+            yield torch.optim.Adafactor(every, foreach=how["foreach"])
+        case "muon":
+            taken = [one.matrix for one in of]
+            if any(taken):
+                yield torch.optim.Muon([p for p, yes in zip(every, taken, strict=True) if yes])
+            if not all(taken):
+                yield torch.optim.AdamW([p for p, yes in zip(every, taken, strict=True) if not yes], **how)
+
+
+def is_slow(name: str, implementation: Implementation, shapes: str) -> bool:
+    """The products of Muon with a large matrix take seconds on the CPU; on meta they run with foreach and loop."""
+    return name == "muon" and implementation == "fused" and "large" in shapes
+
+
+@compares(lambda name: {Thing("optimizer", name)})
+@pytest.mark.parametrize(
+    ("name", "implementation", "momentum", "dtype", "shapes"),
+    [(*case, *which) for case in CASES for which in LISTS if not is_slow(case[0], case[1], which[1])],
+)
+def test_steps_are_torchs(name: str, implementation: Implementation, momentum: bool, dtype: str, shapes: str) -> None:
+    of = parameters(dtype, shapes)
+    assert without_values(name, of, implementation, momentum) == by_torch(name, of, implementation, momentum)
+
+
+def test_the_comparison_with_torch_bites() -> None:
+    """The loop is not foreach: a step of the loop makes two tensors at a time, not one for each parameter."""
+    of = [Parameter((size,), "float32", False) for size in (100, 300, 200)]
+    loop, foreach = without_values("adamw", of, "loop"), without_values("adamw", of, "foreach")
+    assert [one.peak for one in loop] == [4 * (2 * 600 + 100 + 2 * 300), 4 * (100 + 2 * 300)]
+    assert [one.peak for one in foreach] == [4 * 3 * 600, 4 * 600]
+    assert foreach == by_torch("adamw", of, "foreach", False) != by_torch("adamw", of, "loop", False) == loop
+
+
+def test_a_parameter_without_gradient_has_no_states_and_no_step() -> None:
+    for name in IMPLEMENTATIONS:
+        meter = Meter()
+        trained = all_trained(meter, [Parameter((80, 80), "float32", True)] * 2)
+        trained[0].gradient = None
+        step(Graph(meter), name, trained, momentum=True)
+        assert [len(one.states) > 0 for one in trained] == [False, True], name
+
+
+# States of whole models, against the closed form of llmcalc/costs/optimizers.py
+
+PRESETS = ("gpt2", "llama3-8b", "bert-base", "t5-small", "mixtral-8x7b", "deepseek-v3", "mamba-130m", "gpt-oss-20b")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) -> None:
+    """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""
+    held = list(held_tensors(llmcalc.load(preset).model.tree()))
+    closed = optimizer_state(held, name, dtype, momentum=True)
+    every = [Parameter(one.tensor.shape, dtype, one.by_muon) for one in held for _ in range(one.times)]
+    for implementation in implementations(name):
+        expected = closed.bytes if implementation == "fused" else closed.bytes - closed.states.get("step", 0)
+        first, second = without_values(name, every, implementation, momentum=True)
+        assert first.kept == second.kept == expected
+
+
+# adamw-8bit: hand arithmetic from the source code of bitsandbytes
+
+
+def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
+    first, second = without_values(name, [Parameter(shape, dtype, False) for shape in shapes])
+    assert first == Step(first.kept, first.kept), "kernels make no tensors"
+    assert second == Step(0, first.kept)
+    return first.kept
+
+
+@compares(lambda name: {Thing("optimizer", ALIASES.get(name, name))}, torch=False)
+@pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit"])
+def test_states_of_8_bits_by_hand(name: str) -> None:
+    maps = 2 * 256 * 4
+    assert kept(name, (4095,)) == 2 * 4 * 4095  # under 4096 elements: fp32, no maps
+    assert kept(name, (64, 64)) == 2 * (4096 + 4 * 16) + maps  # 4096 / 256 scales
+    assert kept(name, (4097,)) == 2 * (4097 + 4 * 17) + maps  # one element in a 17th block
+    assert kept(name, (64, 64), (10,), (4097,)) == 2 * (4096 + 64 + 40 + 4097 + 68) + maps  # the maps are shared
+    assert kept(name, (64, 64), dtype="float32") == kept(name, (64, 64))
+
+
+# What is refused
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--optimizer lion: not known; expected one of adamw, sgd, adafactor, "):
+        implementations("lion")
+    with pytest.raises(InputError, match=r"^--optimizer lion: "):
+        step(Graph(Meter()), "lion", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "message"),
+    [
+        ("adafactor", "fused", "--optimizer-impl fused: adafactor does not have it; expected loop or foreach"),
+        ("adamw-8bit", "foreach", "--optimizer-impl foreach: adamw-8bit does not have it; expected loop"),
+    ],
+)
+def test_an_implementation_that_a_library_does_not_have_is_refused(
+    name: str, implementation: Any, message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        step(Graph(Meter()), name, [], implementation)
+    assert str(error.value) == message
+
+
+def test_defaults_are_the_libraries() -> None:
+    """torch takes foreach on a GPU where a step has it, but for Adafactor, whose foreach is asked for."""
+    defaults = {name: implementations(name)[0] for name in IMPLEMENTATIONS}
+    assert defaults == {
+        "adamw": "foreach",
+        "sgd": "foreach",
+        "adafactor": "loop",
+        "adamw-8bit": "loop",
+        "muon": "foreach",
+    }

@@ -1,0 +1,573 @@
+"""Steps under FSDP2 hold what torch's FSDPMemTracker sees on a fake process group, at every hook of every group."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import llmcalc
+from llmcalc.components.base import Component
+from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.training import Training
+from llmcalc.errors import InputError
+from llmcalc.frameworks.fsdp2.rank_memory import Alike, communication, fsdp_memory, ranks_that_differ
+from llmcalc.frameworks.fsdp2.settings import TitanSettings
+from llmcalc.frameworks.fsdp2.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.messages import Message
+from llmcalc.parallel.rank_program import rank_program
+from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.meter import Meter, Place
+from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.tensor import BFLOAT16
+from llmcalc.witnesses.cpu_events import GradientSums, read_events
+from llmcalc.workload.recompute import recompute_of
+from tests.comparisons import compares, under
+from tests.contracts.test_parts import around_a_model
+from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
+from tests.simulator.compare import examples
+
+FLASH = Choices(attention="flash", workspace=False)
+
+FAMILIES = ("llama3-8b", "gpt2", "qwen3-8b", "gemma2-9b", "qwen3-30b-a3b")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 51,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "top_k": 2,
+    "sliding_window": 5,
+    "max_position_embeddings": 16,
+    "num_hidden_layers": 3,
+}
+
+
+def _small(value: Any) -> Any:
+    """The same parts with the sizes above, where they have such a size."""
+    if isinstance(value, dict):
+        return {name: _small(one) for name, one in value.items()}
+    if not isinstance(value, Component | ModelSpec):
+        return value
+    fields = {name: getattr(value, name) for name in type(value).model_fields}
+    return value.model_copy(
+        update={
+            name: SIZES[name] if name in SIZES and isinstance(one, int) else _small(one) for name, one in fields.items()
+        }
+    )
+
+
+@cache
+def family(name: str) -> ModelSpec:
+    """A small model of a family; or a small model around an example of a part."""
+    if name in examples():
+        return around_a_model(examples()[name])
+    return _small(llmcalc.load(name).model)  # type: ignore[no-any-return]
+
+
+# --- a drawn grid -----------------------------------------------------------------------------------------------------
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "family": (*FAMILIES, "Block-14"),
+    "ranks": (2, 3, 4, 5, 7, 8, 16),
+    "replicas": (1, 1, 2),
+    "recompute": ("none", "full", "attention+matmuls", "selective-op", "every:2", "full-reentrant", "attention"),
+    "attention": ("eager", "sdpa-math", "eager", "sdpa-math", "flash"),
+    "micro-batches": ((1, True), (1, True), (2, True), (3, False)),
+    "formats": (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")),
+    "reshard": (True, True, False),
+    "keeps last": (True, False),
+    "optimizer": ("adamw foreach", "adamw fused", "adamw foreach", "sgd foreach"),
+    "sizes": ((2, 7), (1, 9)),
+}
+"""Option → its values. micro-batches: how many, and whether the gradients of each are summed over ranks. formats: of
+shards and of sums. sgd has momentum. `Block-14` is an encoder-decoder.
+"""
+
+DRAWN = 14
+
+
+@dataclass(frozen=True)
+class Case:
+    values: tuple[tuple[str, Any], ...]
+    rank: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values).replace(" ", "-")
+
+    @property
+    def setting(self) -> tuple[ModelSpec, Training, Layout, Fsdp]:
+        of = dict(self.values)
+        (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
+        optimizer, _, implementation = of["optimizer"].partition(" ")
+        attention = "eager" if of["family"] in ("gemma2-9b", "Block-14") else of["attention"]
+        how = Training(
+            batch=batch,
+            seq=seq,
+            microbatches=count,
+            optimizer=optimizer,
+            implementation=implementation,
+            momentum=optimizer == "sgd",
+            recompute=recompute_of(of["recompute"]),
+            choices=Choices(attention=attention, workspace=False),
+        )
+        layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
+        return family(of["family"]), how, layout, Fsdp(dtype, reduced, of["keeps last"], every)
+
+
+def _drawn(seed: int = 0) -> list[Case]:
+    """Cases in which every value of every option stands about equally often."""
+    pick = random.Random(seed)
+    columns = {}
+    for option, values in OPTIONS.items():
+        columns[option] = [*values * -(-DRAWN // len(values))][:DRAWN]
+        pick.shuffle(columns[option])
+    rows = [tuple((option, columns[option][i]) for option in OPTIONS) for i in range(DRAWN)]
+    return [Case(row, pick.randrange(dict(row)["ranks"] * dict(row)["replicas"])) for row in rows]
+
+
+@compares(lambda case: under("fsdp2", case.setting[0], case.setting[1].optimizer))
+@pytest.mark.parametrize("case", _drawn(), ids=str)
+def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
+    spec, how, layout, fsdp = case.setting
+    assert differences(replayed(spec, how, layout, case.rank, fsdp), by_torch(spec, how, layout, case.rank, fsdp)) == {}
+
+
+def test_the_grid_has_every_value() -> None:
+    drawn = [dict(case.values) for case in _drawn()]
+    for option, values in OPTIONS.items():
+        assert {case[option] for case in drawn} == set(values)
+
+
+PARTS = (
+    *("Attention-2", "Attention-9", "Attention-10", "Attention-11", "Attention-12", "Classifier-1", "Classifier-2"),
+    *("CompressedAttention-2", "CompressedConvAttention-0", "ConvStem-0", "DifferentialAttention-0"),
+    *("DynamicMaskAttention-0", "GatedNormLayer-0", "LocalAttention-1", "MLA-3", "MergedAttention-0"),
+    *("MixtureOfAttention-0", "MoE-5", "MoE-7", "MoE-9", "Norm-6", "ProductKeyMoE-0", "RelativeAttention-0"),
+    *("RelativeEmbedding-0", "RwkvChannelMix-0", "ShortConv-1", "ShortcutLayer-0", "SideConvolution-0"),
+    *("Sinusoidal-0", "Stack-0", "Stack-3", "TokenTypes-0"),
+)
+"""Examples that together have every part that FSDP2 runs, but those of published kernels. torch itself refuses
+Gemma 4's layers in its mixed precision; parameters that no pass reads are not modelled.
+"""
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a classifier's output is a view
+@compares(lambda name: under("fsdp2", family(name), "adamw"))
+@pytest.mark.parametrize("name", PARTS)
+def test_a_rank_with_a_part_holds_what_the_tracker_sees(name: str) -> None:
+    spec, how, layout = family(name), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    assert differences(replayed(spec, how, layout, 1), by_torch(spec, how, layout, 1)) == {}
+
+
+LOW = frozenset({"q_proj", "v_proj", "down_proj"})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "layout", "fsdp"),
+    [
+        ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
+        ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), Fsdp("bfloat16", reduces_each=False)),
+        ("llama3-8b", {}, Layout(dp=3, zero=3), Fsdp(frozen="bfloat16")),
+        ("llama3-8b", {}, Layout(zero=3), Fsdp(frozen="bfloat16")),
+        (
+            "qwen3-8b",
+            {"recompute": recompute_of("full-reentrant")},
+            Layout(dp=8, hsdp_replicas=2, zero=3, reshard=False),
+            Fsdp("bfloat16", "bfloat16", keeps_last=False),
+        ),
+    ],
+)
+def test_adapters_are_sharded_with_the_frozen_weights(
+    name: str, fields: dict[str, Any], layout: Layout, fsdp: Fsdp
+) -> None:
+    """Only adapters have gradients and states. All is gathered in bf16."""
+    how = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
+    for rank in (0, layout.world - 1):
+        theirs = by_torch(family(name), how, layout, rank, fsdp)
+        assert differences(replayed(family(name), how, layout, rank, fsdp), theirs) == {}
+
+
+def test_adapters_have_a_format_of_their_own_by_default() -> None:
+    how = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
+    alone, fsdp = called(family("llama3-8b"), how)
+    assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
+    assert alone.adapters is not None
+    assert alone.adapters.dtype is BFLOAT16
+
+
+def test_adapters_under_version_1_are_refused() -> None:
+    given = Settings("training", batch=2, seq=16, lora_rank=4)
+    run = Cluster.of(
+        memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own_settings=TitanSettings(flat=True)
+    )
+    with pytest.raises(InputError, match="fsdp_version 1"):
+        _ = run.peak
+
+
+def test_adapters_over_quantized_weights_are_refused() -> None:
+    given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
+    with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
+        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
+
+
+# --- further witnesses ------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_model_on_many_ranks() -> None:
+    """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
+    spec = with_layers(llmcalc.load("llama3-8b").model, 3)
+    how = Training(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
+    layout = Layout(dp=128, zero=3)
+    theirs = by_torch(spec, how, layout, 0, fake=True)
+    assert differences(replayed(spec, how, layout, 0), theirs) == {}
+    assert theirs.bytes[Seen(1, 0, "backward")] > 25e9
+
+
+@pytest.mark.parametrize(("microbatches", "keeps_last"), [(1, True), (1, False), (2, True), (2, False)])
+def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
+    """The tracker would run the hooks of a group at each of its modules."""
+    spec, how = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
+    fsdp, layout = Fsdp(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
+    ours, theirs = (run(spec, how, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
+    assert differences(ours, theirs) == {}
+    one_group = replayed(spec, how, layout, 1)
+    assert one_group.bytes[Seen(1, 0, "backward")] != ours.bytes[Seen(1, 0, "backward")]
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "reshard", "recompute"), [(1, True, "none"), (2, True, "full"), (3, False, "none")]
+)
+def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
+    """A layer that gathers others ahead of them holds them too, in both passes."""
+    spec, how = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
+    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), Fsdp(prefetch=prefetch)
+    ours = replayed(spec, how, layout, 1, fsdp)
+    assert differences(ours, by_torch(spec, how, layout, 1, fsdp)) == {}
+    assert ours.snapshots != replayed(spec, how, layout, 1).snapshots
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
+    """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
+    spec, how = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
+    layout, fsdp = Layout(dp=4, zero=3), Fsdp(prefetch=prefetch)
+    meter = Meter()
+    run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, meter=meter)
+    run.set_up()
+    run.step()
+    meter.peaks, meter.place = {}, Place()
+    run.step()
+    expected = max(peak.bytes for place, peak in meter.peaks.items() if place.phase != "after")
+    assert fsdp_memory(spec, how, layout, 0, Runtime(workspace=0), fsdp).exact_bytes == expected
+
+
+def test_two_witnesses_agree() -> None:
+    spec, how, layout = family("qwen3-8b"), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    tracked, followed = (by_torch(spec, how, layout, 2, watch=watch) for watch in (Tracker, Followed))
+    assert tracked.bytes == followed.bytes
+
+
+def test_one_rank_alone_gathers_nothing() -> None:
+    spec, how, layout = family("llama3-8b"), Training(batch=1, seq=9), Layout(zero=3)
+    assert differences(replayed(spec, how, layout, 0), by_torch(spec, how, layout, 0)) == {}
+    assert communication(spec, how, layout) == []
+
+
+# --- many layers from few ---------------------------------------------------------------------------------------------
+
+
+def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+    """The same decoder with another number of layers."""
+    assert spec.decoder is not None
+    return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"num_hidden_layers": layers})})
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "microbatches", "fsdp"),
+    [
+        ("llama3-8b", "none", 1, TITAN),
+        ("gemma2-9b", "full", 1, Fsdp(keeps_last=False)),
+        ("qwen3-30b-a3b", "attention+matmuls", 3, Fsdp(reduces_each=False)),
+        ("llama3-8b", "full", 2, Fsdp(reduced="bfloat16", splits=True)),
+    ],
+)
+def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: Fsdp) -> None:
+    """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
+    spec = with_layers(family(name), 12)
+    how = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
+    of_rank = sharding(how, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
+    stacks = loops(spec, how.recompute.every)
+    few = record(spec, how, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED)})
+    found = Unfolding(few, stacks, [0]).counted({})
+    meter = Meter()
+    run = FsdpRun(spec, how, of_rank, fsdp, meter=meter)
+    run.set_up()
+    run.step()
+    meter.peaks, meter.place = {}, Place()
+    run.step()
+    expected = {place: (peak.bytes, peak.kinds) for place, peak in meter.peaks.items() if place.phase}
+    assert {place: (peak.bytes, peak.kinds) for place, peak in found.peaks.items()} == expected
+
+
+def test_an_answer_of_a_model_too_large_for_one_device() -> None:
+    spec = llmcalc.load("llama3.1-405b").model
+    how = Training(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
+    found = fsdp_memory(spec, how, Layout(dp=1024, zero=3))
+    assert found.by_kind["communication"] > 3 * 2 * 3.1e9  # at the peak: a gathered layer, and a layer's sums in fp32
+    assert sum(found.by_kind.values()) == found.peak_bytes
+    assert found.device_bytes >= found.reserved_bytes >= found.peak_bytes >= found.exact_bytes
+
+
+# --- what ranks send --------------------------------------------------------------------------------------------------
+
+
+class Counts(CommDebugMode):
+    """torch's counts of collective operations, without its hooks on modules, which other hooks put out of step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tracker: Any = self.advanced_module_tracker
+        tracker.__enter__ = tracker.__exit__ = lambda *_: None
+        tracker.name, tracker.module_parents_dict = "Global", {"Global": ()}
+
+
+class Sent(TorchDispatchMode):
+    """Counts collective operations, with the bytes of the larger of their two tensors."""
+
+    NAMES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = self.NAMES.get(func._overloadpacket.__name__) if func.namespace == "c10d" else None
+        if name is not None:
+            tensors = args[0] if name == "all_reduce" else args[:2]
+            self.found[name, max(one.untyped_storage().nbytes() for one in tensors)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "layout", "fsdp"),
+    [
+        (1, Layout(dp=3, zero=3), TITAN),
+        (2, Layout(dp=6, hsdp_replicas=2, zero=3), Fsdp(reduced="bfloat16", keeps_last=False)),
+        (3, Layout(dp=4, zero=3, reshard=False), Fsdp(reduces_each=False)),
+        (2, Layout(dp=3, zero=3), Fsdp(splits=True)),
+    ],
+)
+def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: Fsdp) -> None:
+    """CommDebugMode counts the operations; their tensors have the bytes."""
+    spec, how = family("llama3-8b"), Training(batch=1, seq=9, microbatches=microbatches)
+    sent, counted = Sent(), Counts()
+    with counted:
+        seen = by_torch(spec, how, layout, 0, fsdp, Followed, sent)
+    steps = len({one.step for one in seen.bytes}) - 1
+    expected: Counter[tuple[str, int]] = Counter()
+    for one in communication(spec, how, layout, 0, fsdp):
+        expected[one.kind, one.bytes] += steps * one.times
+    assert sent.found == expected
+    assert sorted(counted.get_comm_counts().values()) == sorted(
+        sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
+    )
+    run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, layout.reshard)
+    run.set_up()
+    run.step()
+    if microbatches < 3:  # of more, those between the first and the last stand for one
+        assert Counter((one.kind, steps * one.bytes) for one in run.traffic.sent) == Counter(
+            {(kind, steps * size): times // steps for (kind, size), times in expected.items()}
+        )
+
+
+def test_what_many_layers_send() -> None:
+    """126 layers, of which the last stays gathered; and the model around them, with 2 · V · h + h parameters."""
+    spec = llmcalc.load("llama3.1-405b").model
+    h, kv, f, v = 16384, 1024, 53248, 128256
+    layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
+    found = communication(spec, Training(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
+    assert [(one.kind, one.ranks, one.bytes, one.times) for one in found] == [
+        ("all_gather", 128, 2 * (2 * v * h + h), 1),
+        ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
+        ("all_reduce", 2, 4 * (2 * v * h + h) // 128, 1),
+        ("all_gather", 128, 2 * layer, 126),
+        ("all_gather", 128, 2 * layer, 125),
+        ("reduce_scatter", 128, 4 * layer, 126),
+        ("all_reduce", 2, 4 * layer // 128, 126),
+    ]
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_differ() -> None:
+    """Of 16,384 ranks, 1,024 have a row of the keys' 1,024; 53,248 / 4 have four rows of the feed-forward's; …"""
+    spec, how = llmcalc.load("llama3.1-405b").model, Training(batch=1, seq=8192)
+    assert ranks_that_differ(spec, how, Layout(dp=16384, zero=3)) == [
+        Alike(0, 1024),
+        Alike(1024, 53248 // 4 - 1024),
+        Alike(13312, 128256 // 8 - 13312),
+        Alike(16032, 16384 - 16032),
+    ]
+    small = family("llama3-8b")
+    alike = ranks_that_differ(small, how, Layout(dp=14, hsdp_replicas=2, zero=3))
+    assert sum(one.ranks for one in alike) == 14
+    held = [replayed(small, Training(batch=1, seq=9), Layout(dp=7, zero=3), rank).bytes for rank in range(7)]
+    firsts = [one.rank for one in alike]
+    for rank, bytes in enumerate(held):
+        assert bytes == held[max(first for first in firsts if first <= rank)]
+    assert len({tuple(one.values()) for one in held}) == len(firsts)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "changes", "words"),
+    [
+        (Layout(ep=2, dp=2, zero=3), 0, {}, "--ep 2: with FSDP2 it is not modelled; expected 1"),
+        (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
+        (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
+        (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),
+    ],
+)
+def test_what_is_not_modelled(layout: Layout, rank: int, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fsdp_memory(family("llama3-8b"), Training(batch=1, seq=9, **changes), layout, rank)
+
+
+def test_layers_that_share_parameters_are_refused() -> None:
+    with pytest.raises(InputError, match="layers that share parameters"):
+        fsdp_memory(family("albert-base-v2"), Training(batch=1, seq=9), Layout(dp=4, zero=3))
+
+
+# --- as torchtitan calls it -------------------------------------------------------------------------------------------
+
+
+def test_master_weights_are_the_shards() -> None:
+    spec, how = family("llama3-8b"), Training(batch=1, seq=9, master=True)
+    before, since = (called(spec, how, day) for day in (SPLIT - timedelta(1), SPLIT))
+    assert before == (replace(how, master=False), Fsdp(copies_gathered=True))
+    assert since == (replace(how, master=False), replace(SINCE, copies_gathered=True))
+    assert called(spec, how) == (replace(how, master=False), SINCE)
+    assert called(spec, replace(how, master=False))[1] == replace(SINCE, dtype="bfloat16")
+    assert called(family("gpt2"), how)[1] == Fsdp(keeps_last=False)  # its head is the embedding
+
+
+def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
+    """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
+    spec, how, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
+    how, fsdp = called(spec, how)
+    theirs = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
+    before = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
+    module: Any = spec.reference()
+    layer = 2 * sum(-(-len(weight) // 5) * 5 * weight[0].numel() for weight in module.layers[0].parameters())
+    assert differences(replayed(spec, how, layout, 1, fsdp), theirs) == {}
+    assert before.bytes[Seen(2, 0, "live")] - theirs.bytes[Seen(2, 0, "live")] == layer
+
+
+def test_ranks_of_a_cluster() -> None:
+    """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
+    spec = family("llama3-8b")
+    one = memory(spec, Settings("training", batch=1, seq=9))
+    found = Cluster.of(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
+    first, last = found.by_rank
+    own = replayed(spec, Training(batch=1, seq=9), Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
+    assert first.device.exact_bytes == own
+    assert last.device.exact_bytes < first.device.exact_bytes
+    assert found.peak is first
+    assert first.device.terms[0].status == "exact"
+    assert found.messages == [
+        Message("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),
+        Message("dp", 7, "reduce_scatter", 7 * 4 * (2 * 8 * 24 + 4), 1),
+        Message("dp", 7, "all_gather", 7 * 2 * LAYER, 5),
+        Message("dp", 7, "reduce_scatter", 7 * 4 * LAYER, 3),
+    ]
+
+
+SINCE = Fsdp(splits=True, keeps_last=False)
+"""As torchtitan calls it since 2025-07-28."""
+
+LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
+"""Elements of a layer's largest part of 7: rows of q (24), k and v (12), o (24), gate and up (40), down (24), norms."""
+
+
+# --- with tensor parallelism ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fsdp", [TITAN, Fsdp(splits=True)])
+def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
+    """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
+    spec = with_layers(family("llama3-8b"), 12)
+    how = Training(batch=2, seq=7, recompute=recompute_of("full"))
+    layout = Layout(tp=2, dp=3, zero=3)
+    run = FsdpRun(spec, how, sharding(how, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
+    run.set_up()
+    run.step()
+    run.meter.peaks = {}
+    run.step()
+    assert run.meter.by_kind["activations"] == 2 * 7 * 8  # the token ids
+    found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0), fsdp)
+    assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
+    assert found.terms[0].status == "source"
+
+
+# --- without a dispatch mode ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "recompute"), [("gpt2", "none"), ("gemma2-9b", "full"), ("qwen3-8b", "none")])
+def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: str, recompute: str) -> None:
+    """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
+    spec, how, layout = family(name), Training(batch=2, seq=7, recompute=recompute_of(recompute)), Layout(dp=3, zero=3)
+    how = replace(how, implementation="fused")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as events:
+        by_torch(spec, how, layout, 0, watch=Unwatched)
+    sums = GradientSums()
+
+    def add(size: int, in_place: bool) -> None:
+        nonlocal sums
+        sums = sums.with_sum(size, in_place)
+
+    run = FsdpRun(spec, how, sharding(how, layout, 0), TITAN)
+    run.graph.on_sum = add
+    run.set_up()
+    for _ in range(2):
+        run.step()
+    assert read_events(events).sums == sums
+    assert sums.in_place > 0
+    assert sums.out_of_place > 0
+
+
+class Unwatched:
+    """Watches nothing."""
+
+    peak = now = 0
+
+    def __init__(self, model: Any, optimizer: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def found(self) -> tuple[()]:
+        return ()

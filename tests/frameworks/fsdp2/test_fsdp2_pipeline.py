@@ -1,0 +1,226 @@
+"""A rank of a pipeline under FSDP2 holds what torch's own schedule of wrapped stages does, in a fake process group."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from datetime import date, timedelta
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.cuda_runtime import HOPPER
+from llmcalc.device_memory.device_memory import Term, summed
+from llmcalc.device_memory.training import Training
+from llmcalc.errors import InputError
+from llmcalc.frameworks.fsdp2.pipeline import (
+    FINISHES,
+    FREES_GRADIENTS,
+    INFERS_ON_META,
+    LAST_OUTPUTS,
+    NEWEST,
+    RETURNS_NOTHING,
+    Piped,
+    ShardedRank,
+    piped_at,
+    replay_rank,
+    stage_memory,
+)
+from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
+from llmcalc.frameworks.registry import layout_of
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.layout_request import Asked
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.meter import Meter
+from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.workload.recompute import recompute_of
+from tests.comparisons import compares, under
+from tests.frameworks.torch.piped import by_torch, replayed
+
+WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
+
+
+@cache
+def small(layers: int) -> ModelSpec:
+    """A small Llama."""
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return llmcalc.load("llama3-8b", num_hidden_layers=layers, vocab_size=102, head_dim=12, **sizes).model
+
+
+class Case(NamedTuple):
+    """layers: of the model. microbatches: of a step. stage: the rank's stage in the pipeline."""
+
+    layers: int
+    layout: Layout
+    microbatches: int
+    stage: int
+    fsdp: Fsdp = WIDE
+    piped: Piped = NEWEST
+    recompute: str = "none"
+
+    def __str__(self) -> str:
+        words = (
+            f"{self.layout.options()} stage {self.stage} of {self.microbatches} {self.fsdp.reduced} {self.recompute}"
+        )
+        return words.replace(" ", "-")
+
+
+TWO = Layout(pp=2, dp=2, zero=3, reshard=False)
+
+CASES = [
+    Case(4, TWO, 4, 0),
+    Case(4, TWO, 4, 1, recompute="full", piped=Piped(returns=True)),
+    Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
+    Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 3, 2, NARROW),
+    Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
+    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, piped=Piped(returns=True)),
+    Case(
+        4,
+        Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved", sequence_parallel=True, reshard=False),
+        4,
+        0,
+        NARROW,
+        recompute="full",
+    ),
+    Case(8, Layout(pp=2, vpp=4, dp=3, zero=3, schedule="interleaved", reshard=False), 4, 0, NARROW, recompute="full"),
+]
+"""One rank gathers four stages, of which three are whole at a time. With `reshard`, layers free their parameters after
+each forward pass.
+"""
+
+
+@compares(lambda case: under("fsdp2", small(case.layers), "adamw"))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_holds_what_torch_does(case: Case) -> None:
+    spec, layout = small(case.layers), case.layout
+    how = Training(
+        batch=2,
+        seq=8,
+        microbatches=case.microbatches,
+        implementation="foreach",
+        recompute=recompute_of(case.recompute),
+    )
+    run = spec, how, layout, layout.rank(pp=case.stage), case.fsdp, case.piped
+    assert replayed(*run) == by_torch(*run)
+
+
+def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
+    """Of a middle stage with 2 layers: parameters in bf16, and sums of their gradients in fp32, on every rank."""
+    spec, layout = small(6), Layout(pp=3, dp=8, zero=3, reshard=False)
+    layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    how = Training(batch=1, seq=4, microbatches=6)
+    meter = Meter()
+    run = ShardedRank(spec, how, layout, layout.rank(pp=1), meter)
+    run.set_up()
+    run._take_batch()
+    chunk = run.chunks[0]
+    before = meter.now
+    chunk.forward_one_chunk(0)
+    chunk.backward_one_chunk(0, None)
+    assert meter.now - before == 2 * layer * (2 + 4)
+
+
+def test_a_step_of_several_schedules_adds_up_shards() -> None:
+    """The second schedule of a step finds the gradients of the first, which stay sharded."""
+    how = Training(batch=1, seq=4, microbatches=8)
+    one, two = (replay_rank(small(4), how, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
+    assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
+    assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
+
+
+@pytest.mark.parametrize(
+    "layout", [TWO, Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved")], ids=Layout.options
+)
+def test_many_layers_from_few(layout: Layout) -> None:
+    """Of 24 layers, 4 of every stage are recorded; the allocator finds what it does when all are replayed."""
+    spec = small(24)
+    how = Training(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
+    tensors = Term("tensors", 0, "exact", "")
+    for expandable in (False, True):
+        runtime = replace(HOPPER, expandable=expandable)
+        found = replay_rank(spec, how, layout, 1, CachingAllocator(expandable), runtime.workspace)
+        whole = summed(found, runtime, loops(spec), tensors)
+        assert stage_memory(spec, how, layout, 1, runtime, TITAN, tensors) == whole
+
+
+def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
+    assert not layout_of(Asked(fsdp=4, pp=2)).reshard
+    assert layout_of(Asked(fsdp=4, pp=2, reshard=True)).reshard
+    assert layout_of(Asked(fsdp=4)).reshard
+
+
+def test_outputs_are_returned_before_a_date() -> None:
+    day = RETURNS_NOTHING.replace(day=21)
+    assert piped_at(day).returns
+    assert not piped_at(RETURNS_NOTHING).returns
+    assert piped_at(None) == NEWEST
+
+
+@pytest.mark.parametrize(
+    ("day", "words"),
+    [
+        (LAST_OUTPUTS, {"keeps_outputs"}),
+        (FREES_GRADIENTS, {"keeps_gradients"}),
+        (FINISHES, {"finishes"}),
+        (INFERS_ON_META, {"infers_shapes"}),
+    ],
+)
+def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
+    before, since = piped_at(day - timedelta(days=1)), piped_at(day)
+    assert {field.name for field in fields(Piped) if getattr(before, field.name) != getattr(since, field.name)} == words
+
+
+def _passed(piped: Piped, stage: int) -> tuple[int, int]:
+    """Bytes after the passes of a step of 4 micro-batches, and after the step."""
+    how = Training(batch=2, seq=8, microbatches=4)
+    run = ShardedRank(small(4), how, TWO, TWO.rank(pp=stage), meter := Meter(), piped=piped)
+    run.set_up()
+    run.passes()
+    passes = meter.now
+    run.update()
+    run.zero_grad()
+    return passes, meter.now
+
+
+def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
+    """In bf16, of 4 micro-batches: the outputs of the first stage, and the gradients of what the last one received.
+    In fp32 the whole gradients of the layer whose sum came last.
+    """
+    sent, layer = 2 * 8 * 48 * 2, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    old = Piped(returns=True, keeps_outputs=True, keeps_gradients=True)
+    for stage in (0, 1):
+        after, later = (_passed(piped, stage) for piped in (Piped(returns=True), old))
+        assert later[0] - after[0] == 4 * sent
+    assert _passed(replace(old, finishes=False), 1)[1] - _passed(old, 1)[1] == 4 * layer
+
+
+def test_shapes_were_learnt_from_a_forward_pass() -> None:
+    """It gathers the first stage, in bf16, and leaves nothing else."""
+    how = Training(batch=2, seq=8, microbatches=4)
+    table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    held: list[int] = []
+    for infers in (False, True):
+        run = ShardedRank(small(4), how, TWO, 0, meter := Meter(), piped=Piped(infers_shapes=infers))
+        run.set_up()
+        run._take_batch()
+        held.append(meter.now)
+        assert (meter.peak > meter.now) == infers
+        run.passes()
+        held.append(meter.now)
+    assert held[2] - held[0] == 2 * (table + 2 * layer)
+    assert held[3] == held[1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "microbatches", "message"),
+    [
+        (Layout(pp=2, dp=2, zero=3, schedule="zb-h1"), 4, "--schedule zb-h1: with FSDP2 it is not modelled"),
+        (TWO, 1, "--num-microbatches: 1; a pipeline of 2 stages takes at least 2"),
+    ],
+)
+def test_what_is_refused(layout: Layout, microbatches: int, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replay_rank(small(4), Training(batch=1, seq=4, microbatches=microbatches), layout, 0)
+    assert message in str(error.value)

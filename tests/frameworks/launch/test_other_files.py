@@ -1,0 +1,516 @@
+"""Launch files of torchtitan, DeepSpeed, accelerate and the Trainer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.params import params
+from llmcalc.errors import InputError
+from llmcalc.frameworks.deepspeed.config_file import read_deepspeed
+from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.fsdp2.settings import Float8, TitanSettings
+from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
+from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, QWEN3, flavor
+from llmcalc.frameworks.launch.accelerate import read_accelerate
+from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.launch.trainer import read_trainer
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.target import load
+
+LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
+
+# ---- torchtitan
+
+PRESETS = {
+    ("llama3", "8B"): "llama3-8b",
+    ("llama3", "70B"): "llama3-70b",
+    ("llama3", "405B"): "llama3.1-405b",
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("qwen3", "0.6B"): "qwen3-0.6b",
+    ("qwen3", "4B"): "qwen3-4b",
+    ("qwen3", "8B"): "qwen3-8b",
+    ("qwen3", "32B"): "qwen3-32b",
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
+    ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
+}
+
+
+@pytest.mark.parametrize("named", PRESETS)
+def test_a_flavor_has_the_parameters_of_the_published_model(named: tuple[str, str]) -> None:
+    assert params(flavor(*named, "x")).total == params(load(PRESETS[named]).model).total
+
+
+def test_every_flavor_is_a_model() -> None:
+    for family, table in (("llama3", LLAMA3), ("qwen3", QWEN3), ("deepseek_v3", DEEPSEEK_V3)):
+        for size in table:
+            assert flavor(family, size, "x").decoder is not None
+
+
+def test_debug_models() -> None:
+    h, f = 256, 768  # two thirds of 1,024 up to a multiple of 256
+    layer = 4 * h * h + 3 * h * f + 2 * h
+    assert params(flavor("llama3", "debugmodel", "x")).total == 2 * 2048 * h + 6 * layer + h
+    assert params(flavor("llama3", "debugmodel", "x", old=True)).total == 2 * 2256 * h + 8 * layer + h
+
+
+def titan(name: str, world_size: int | None = None, **changes: dict[str, Any]) -> Any:
+    data = tomllib.loads((LAUNCHES / name).read_text())
+    for section, table in changes.items():
+        data[section] = {**data.get(section, {}), **table}
+    return read_titan(data, name, world_size)
+
+
+def test_a_job_of_2024() -> None:
+    launch = read_launch(LAUNCHES / "llama3_8b_2024.toml", 64)
+    assert launch.framework == "fsdp2"
+    assert launch.layout == Layout(
+        tp=2, pp=4, dp=8, zero=3, sequence_parallel=True, cp_comm="allgather", reshard=False, pp_layout=(8, 8, 8, 8)
+    )  # 32 layers; embedding and head count as none
+    settings = launch.settings
+    assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
+    assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
+    assert launch.own.old
+
+
+def test_a_job_of_2026() -> None:
+    launch = read_launch(LAUNCHES / "llama3_70b_2026.toml", 256)
+    assert launch.layout == Layout(tp=8, dp=32, zero=3, hsdp_replicas=2, sequence_parallel=True, cp_comm="allgather")
+    settings = launch.settings
+    assert (settings["batch"], settings["num_microbatches"]) == (8, 2)  # 512 = 8 · 32 · 2
+    assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "bf16")
+    assert settings["master_weights"] == "fp32"  # weights are gathered in bf16 from shards in fp32
+    assert launch.own.compiled_loss
+
+
+def test_devices_that_are_not_said() -> None:
+    launch = titan("llama3_70b_2026.toml", training={"global_batch_size": -1})
+    assert launch.layout.world == 16  # 8 · 2 ranks leave one shard
+    assert launch.notes[0] == "16 devices are assumed"
+
+
+@pytest.mark.parametrize(
+    ("training", "world", "words"),
+    [
+        ({"dtype": "bfloat16"}, 256, {"dtype": "bf16", "master_weights": "none"}),
+        ({"mixed_precision_param": "float32"}, 256, {"dtype": "fp32", "master_weights": "none"}),
+        ({}, 256, {"dtype": "bf16", "master_weights": "fp32"}),
+        ({"global_batch_size": -1}, 16, {"dtype": "fp32", "master_weights": "none"}),  # one shard, tp 8
+    ],
+)
+def test_formats_of_a_job(training: dict[str, Any], world: int, words: dict[str, str]) -> None:
+    settings = titan("llama3_70b_2026.toml", world, training=training).settings
+    assert words.items() <= settings.items()
+    assert ("precision" in settings) == ("precision" in words)
+
+
+def test_a_job_without_shards_runs_in_torch_alone() -> None:
+    divided = titan("llama3_70b_2026.toml", 16, training={"global_batch_size": -1})
+    assert (divided.framework, divided.layout.zero, divided.layout.tp) == ("torch", 0, 8)
+    assert any("fp32" in note for note in divided.notes)
+    replicas = titan(
+        "llama3_70b_2026.toml", 2, parallelism={"tensor_parallel_degree": 1}, training={"global_batch_size": -1}
+    )
+    assert (replicas.framework, replicas.layout.dp) == ("torch", 2)
+    assert replicas.settings["precision"] == "autocast"
+
+
+def test_pipelines_in_chunks() -> None:
+    piped = {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B"}
+    launch = titan("llama3_70b_2026.toml", 256, parallelism=piped)
+    assert (launch.layout.vpp, launch.layout.schedule, launch.layout.reshard) == (2, "interleaved", False)
+    assert launch.layout.pp_layout == (20, 21, 20, 19)  # 82 parts: 21, 21, 20, 20
+    assert (launch.settings["batch"], launch.settings["num_microbatches"]) == (1, 32)  # 8 sequences, 4 times
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "sizes"),
+    [
+        ("llama3_70b_2026.toml", {"pipeline_parallel_degree": 4}, (20, 21, 20, 19)),  # 82 parts: 21, 21, 20, 20
+        (
+            "llama3_70b_2026.toml",
+            {"pipeline_parallel_degree": 2, "pipeline_parallel_split_points": ["layers.30"]},
+            (30, 50),
+        ),
+    ],
+)
+def test_layers_of_stages(name: str, section: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    assert titan(name, 256, parallelism=section).layout.pp_layout == sizes
+
+
+def test_layers_of_stages_in_2024() -> None:
+    """405B: 126 layers, 15 in the first stage, one more in the next six."""
+    experimental = {"pipeline_parallel_degree": 8, "context_parallel_degree": 1}
+    launch = titan("llama3_8b_2024.toml", 64, model={"flavor": "405B"}, experimental=experimental)
+    assert launch.layout.pp_layout == (15, 16, 16, 16, 16, 16, 16, 15)
+
+
+def test_split_points_that_are_refused() -> None:
+    for points in (["layers.30", "layers.20"], ["layers.90"], ["norm"]):
+        with pytest.raises(InputError) as error:
+            titan(
+                "llama3_70b_2026.toml",
+                256,
+                parallelism={"pipeline_parallel_degree": 2, "pipeline_parallel_split_points": points},
+            )
+        assert "pipeline_parallel_split_points" in str(error.value)
+
+
+NARROW = {"linear": {"float8": {"recipe_name": "rowwise", "filter_fqns": ["output", "auto_filter_small_kn"]}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "float8"),
+    [
+        ({"float8": {"enable_float8_linear": False}}, None),
+        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8(skips=("output",))),
+        (
+            {"model": {"converters": ["float8"]}, "float8": {"enable_fsdp_float8_all_gather": True}, "quantize": {}},
+            Float8(gathers=True, skips=()),
+        ),
+        (
+            {"model": {"converters": "quantize.linear.float8"}, "quantize": NARROW},
+            Float8(recipe="rowwise", skips_small=True),
+        ),
+    ],
+)
+def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> None:
+    data = tomllib.loads((LAUNCHES / "llama3_70b_2026.toml").read_text())
+    for section, table in changes.items():
+        data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
+    launch = read_titan(data, "x", 256)
+    assert launch.own.float8 == float8
+    assert any("estimate" in note for note in launch.notes) == (float8 is not None)
+
+
+def test_layers_that_stay_as_they_are() -> None:
+    """Both sides are multiples of 16; too small is torchao's word for what gains nothing."""
+    usual, small = Float8(skips=("output", "attention.wk")), Float8(skips_small=True)
+    assert usual.converts("layers.0.attention.wq", 4096, 4096)
+    assert not usual.converts("layers.0.attention.wk", 1024, 4096)
+    assert not usual.converts("layers.0.feed_forward.w1", 4096 + 8, 4096)
+    assert small.converts("layers.0.attention.wq", 1040, 4096)
+    assert not small.converts("layers.0.attention.wk", 1024, 4096)
+    assert not Float8(recipe="rowwise", skips_small=True).converts("layers.0.attention.wk", 2048, 4096)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"converters": ["mx"]}}, "model.converters: mx (MXFP8 products are not modelled)"),
+        ({"model": {"converters": ["nvfp4"]}}, "model.converters: nvfp4 (not known)"),
+        ({"float8": {"enable_float8_linear": True, "scaling_type_input": "delayed"}}, "float8.scaling_type_input"),
+        ({"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload"),
+        ({"activation_checkpoint": {"mode": "memory_budget"}}, "activation_checkpoint.mode"),
+        ({"training": {"local_batch_sise": 4}}, "training.local_batch_sise (no key that is known)"),
+        ({"parallelism": {"expert_parallel_comm_backend": "deepep"}}, "expert_parallel_comm_backend"),
+        ({"fault_tolerance": {"enable": True}}, "fault_tolerance.enable"),
+    ],
+)
+def test_what_a_job_may_change(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match="not understood, and may change memory") as stop:
+        titan("llama3_70b_2026.toml", 256, **changes)
+    assert said in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"flavor": "9B"}}, "model.flavor: '9B' is not known; expected one of debugmodel, 8B"),
+        ({"model": {"name": "flux"}}, "model.name: 'flux' is not known"),
+        ({"model": {"flavor": 8}}, "model.flavor: 8; expected the name of a flavour"),
+        ({"parallelism": {"tensor_parallel_degree": "a"}}, "parallelism.tensor_parallel_degree: 'a'; expected a whole"),
+        ({"parallelism": {"tensor_parallel_degree": 7}}, "--world-size: 256; expected 252"),
+        ({"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "GPipe"}}, "expected 1F1B or"),
+        ({"training": {"global_batch_size": 100}}, "global_batch_size: 100; expected a multiple of 256"),
+        ({"optimizer": {"name": "Lion"}}, "optimizer.name: 'Lion' is not supported; expected AdamW"),
+        (
+            {"float8": {"enable_float8_linear": True}, "quantize": {"linear": {"float8": {"recipe_name": "mxfp8"}}}},
+            "quantize.linear.float8.recipe_name: 'mxfp8'; expected one of tensorwise, rowwise",
+        ),
+    ],
+)
+def test_wrong_jobs(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        titan("llama3_70b_2026.toml", 256, **changes)
+    assert str(stop.value).startswith("llama3_70b_2026.toml: ") or said.startswith("--world-size")
+    assert said in str(stop.value)
+
+
+# ---- DeepSpeed
+
+AUTO = json.loads((LAUNCHES / "deepspeed_zero3_auto.json").read_text())
+
+
+def test_auto_values_are_those_of_the_trainer() -> None:
+    launch = read_deepspeed(AUTO, "ds.json", 4, trainer={"batch": 2, "num_microbatches": 3, "bf16": True})
+    assert launch.framework == "deepspeed"
+    assert launch.layout == Layout(dp=4, zero=3)
+    assert launch.settings == {
+        "phase": "training",
+        "batch": 2,
+        "num_microbatches": 3,
+        "dtype": "bf16",
+        "master_weights": "fp32",
+    }
+    own = launch.own
+    assert isinstance(own, DeepSpeedSettings)
+    assert own.reduce_bucket_size == "auto"
+    wide = own.resolved(4096)
+    assert wide.reduce_bucket_size == 4096 * 4096
+    assert wide.stage3_prefetch_bucket_size == 15099494  # 0.9 · 4096² = 15,099,494.4
+    assert wide.stage3_param_persistence_threshold == 40960
+    assert own.sub_group_size == 1_000_000_000
+
+
+def test_without_a_trainer_auto_is_its_default() -> None:
+    assert read_deepspeed(AUTO, "ds.json", 4).settings["batch"] == 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "steps"),
+    [
+        ({"train_batch_size": 64}, 16, 1),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, 8, 2),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, 4, 4),
+        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, 4, 2),
+    ],
+)
+def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int) -> None:
+    settings = read_deepspeed({"zero_optimization": {"stage": 2}, **sizes}, "ds.json", 4).settings
+    assert (settings["batch"], settings["num_microbatches"]) == (batch, steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: 4; expected 0 or 1 or 2 or 3"),
+        (
+            {"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}},
+            "zero_optimization.reduce_bucket_size: 'big'",
+        ),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "zero_optimization.offload_opt"),
+        ({"zero_optimization": {"stage": 2, "new": 1}}, "zero_optimization.new (no key that is known)"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+            "zero_optimization.zero_hpz_partition_size",
+        ),
+        ({"train_batch_size": 6}, "train_batch_size: 6; expected"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
+        ({"bf16": True}, "bf16: True; expected a table"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type ('OneBitAdam' is not modelled)"),
+        ({"somehow": 1}, "somehow (no key that is known)"),
+    ],
+)
+def test_wrong_configs(changes: dict[str, Any], said: str) -> None:
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, **changes}
+    with pytest.raises(InputError) as stop:
+        read_deepspeed(config, "ds.json", 4)
+    assert str(stop.value).startswith("ds.json: ")
+    assert said in str(stop.value)
+
+
+# ---- the Trainer
+
+
+def test_a_recipe() -> None:
+    launch = read_launch(LAUNCHES / "trainer.yaml", 8)
+    assert (launch.kind, launch.framework, launch.target) == ("trainer", "deepspeed", "meta-llama/Llama-3.1-8B")
+    assert launch.spec is None
+    assert launch.layout == Layout(dp=8, zero=3)
+    assert launch.settings == {
+        "phase": "training",
+        "batch": 4,
+        "num_microbatches": 8,
+        "seq": 2048,
+        "optimizer": "adamw",
+        "recompute": "full",
+        "attn_implementation": "flash",
+        "dtype": "bf16",
+        "master_weights": "fp32",
+    }
+
+
+TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, {"batch": 2, "num_microbatches": 1, "precision": "fp32", "optimizer": "adamw", "optimizer_impl": "fused"}),
+        ({"bf16": True}, {"precision": "autocast"}),
+        ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
+        ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
+        (
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            {"recompute": "full-reentrant"},
+        ),
+        ({"use_liger_kernel": True}, {"norm": "fused", "cross_entropy": "chunked"}),
+        ({"torch_compile": True}, {"compile": True}),
+        (
+            {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj"], "load_in_4bit": True},
+            {"lora_rank": 8, "lora_targets": ("q_proj",), "base": "nf4"},
+        ),
+    ],
+)
+def test_arguments_of_the_trainer(more: dict[str, Any], words: dict[str, Any]) -> None:
+    settings = read_trainer({**TRAINER, **more}, "t.yaml", 1).settings
+    assert words.items() <= settings.items()
+
+
+@pytest.mark.parametrize(
+    ("more", "layout"),
+    [
+        ({}, Layout(dp=16)),
+        ({"fsdp": "full_shard auto_wrap"}, Layout(dp=16, zero=3, cp_comm="allgather")),
+        ({"fsdp": ["shard_grad_op"]}, Layout(dp=16, zero=3, reshard=False, cp_comm="allgather")),
+        ({"fsdp": "hybrid_shard"}, Layout(dp=16, zero=3, hsdp_replicas=2, cp_comm="allgather")),
+        (
+            {"fsdp": True, "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": False}},
+            Layout(dp=16, zero=3, reshard=False, cp_comm="allgather"),
+        ),
+    ],
+)
+def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
+    assert read_trainer({**TRAINER, **more}, "t.yaml", 16).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
+        ({"optim": "lion_8bit"}, "optim ('lion_8bit' is not modelled)"),
+        ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
+        ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
+        ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
+        ({"deepspeed": "none.json"}, "expected the path of a DeepSpeed JSON that can be read"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size (it is modelled without)"),
+        ({"gradient_chekpointing": True}, "gradient_chekpointing (no argument that is known)"),
+    ],
+)
+def test_wrong_arguments_of_the_trainer(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read_trainer({**TRAINER, **more}, "t.yaml", 2)
+    assert str(stop.value).startswith("t.yaml: ")
+    assert said in str(stop.value)
+
+
+def test_a_script_that_runs_the_trainer() -> None:
+    text = (
+        "#!/bin/bash\nGPUS=4\ntorchrun --nproc_per_node $GPUS train.py --model_name_or_path gpt2 --bf16 True \\\n"
+        "  --per_device_train_batch_size 3 --fsdp 'full_shard auto_wrap' --learning_rate 2e-5\n"
+    )
+    launch = launch_of(text, "x.sh")
+    assert (launch.target, launch.layout.world, launch.layout.zero) == ("gpt2", 4, 3)
+    assert (launch.settings["batch"], launch.settings["dtype"]) == (3, "bf16")
+
+
+def test_a_file_that_is_named_but_missing() -> None:
+    text = (LAUNCHES / "trainer.yaml").read_text().replace("deepspeed_zero3_auto", "nowhere")
+    with pytest.raises(InputError, match=r"nowhere\.json"):
+        launch_of(text, str(LAUNCHES / "trainer.yaml"), folder=LAUNCHES)
+
+
+# ---- accelerate
+
+
+def test_fsdp_of_accelerate() -> None:
+    launch = read_launch(LAUNCHES / "accelerate_fsdp2.yaml")
+    assert (launch.kind, launch.framework, launch.notes) == ("accelerate", "fsdp2", ())
+    assert launch.layout == Layout(cp=2, dp=4, zero=3, hsdp_replicas=2, reshard=False, cp_comm="allgather")
+    assert launch.settings == {
+        "phase": "training",
+        "dtype": "bf16",
+        "master_weights": "fp32",
+        "recompute": "full",
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "own"),
+    [
+        ({}, "bf16", TitanSettings(reduced="bfloat16", reduces_each=False, flat=True)),
+        ({"fsdp_version": 2}, "bf16", TitanSettings(reduced="bfloat16")),
+        ({"fsdp_version": 2}, "no", TitanSettings()),
+    ],
+)
+def test_how_gradients_are_summed_under_accelerate(version: dict[str, int], precision: str, own: TitanSettings) -> None:
+    data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": version, "mixed_precision": precision}
+    assert read_accelerate(data, "a.yaml").own == own
+
+
+ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
+
+
+def test_plain_accelerate() -> None:
+    launch = read_accelerate({**ACCELERATE, "distributed_type": "MULTI_GPU"}, "a.yaml")
+    assert (launch.framework, launch.layout) == ("torch", Layout(dp=8))
+
+
+def test_deepspeed_of_accelerate() -> None:
+    plugin = {"zero_stage": 2, "gradient_accumulation_steps": 4, "offload_optimizer_device": "none"}
+    data = {**ACCELERATE, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
+    launch = read_accelerate(data, "a.yaml")
+    assert launch.layout == Layout(dp=8, zero=2)
+    assert launch.settings == {"phase": "training", "num_microbatches": 4, "dtype": "bf16", "master_weights": "fp32"}
+    away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    own = read_accelerate({**data, "deepspeed_config": away}, "a.yaml").own
+    assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
+    named = copy.deepcopy(data)
+    named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
+    assert read_accelerate(named, "a.yaml", fetch=lambda _: AUTO).layout == Layout(dp=8, zero=3)
+
+
+def test_megatron_of_accelerate() -> None:
+    plugin = {
+        "megatron_lm_tp_degree": 2,
+        "megatron_lm_pp_degree": 2,
+        "megatron_lm_num_micro_batches": 4,
+        "megatron_lm_sequence_parallelism": True,
+        "megatron_lm_recompute_activations": True,
+        "megatron_lm_use_distributed_optimizer": True,
+    }
+    data = {**ACCELERATE, "distributed_type": "MEGATRON_LM", "megatron_lm_config": plugin}
+    launch = read_accelerate(data, "a.yaml")
+    assert launch.layout == Layout(tp=2, pp=2, dp=2, sequence_parallel=True, zero=1)
+    assert launch.settings == {
+        "phase": "training",
+        "num_microbatches": 4,
+        "recompute": "attention",
+        "dtype": "bf16",
+        "master_weights": "fp32",
+        "grad_dtype": "fp32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"distributed_type": "XLA"}, "distributed_type: 'XLA'; expected NO, MULTI_GPU, FSDP"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}, "fsdp_config.fsdp_offload_params"),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "SOME"}},
+            "'SOME'; expected one of FULL",
+        ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}},
+            "NO_SHARD divides nothing, and is not modelled",
+        ),
+        ({"distributed_type": "NO", "num_processes": 0}, "num_processes: 0; expected a whole number of at least 1"),
+        ({"distributed_type": "NO", "mixed_precision": "fp8"}, "mixed_precision (products in 8 bits"),
+        ({"distributed_type": "NO", "num_processes": "many"}, "num_processes: 'many'; expected a whole number"),
+        ({"distributed_type": "NO", "mixed": 1}, "mixed (no key that is known)"),
+    ],
+)
+def test_wrong_configs_of_accelerate(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read_accelerate({**ACCELERATE, **more}, "a.yaml")
+    assert str(stop.value).startswith("a.yaml: ")
+    assert said in str(stop.value)

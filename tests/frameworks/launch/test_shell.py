@@ -1,0 +1,181 @@
+"""Shell scripts, as far as they are understood without running them."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.shell import MOST_WORDS, OPEN, Command, is_open, read_script, said
+from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
+
+
+def commands(text: str) -> list[Command]:
+    return read_script(text, "x.sh").commands
+
+
+def words(text: str) -> list[str]:
+    """The words of the only command."""
+    (command,) = commands(text)
+    return list(command.words)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("run a b", ["run", "a", "b"]),
+        ("run 'a b' \"c d\" e\\ f", ["run", "a b", "c d", "e f"]),
+        ("run a \\\n  b # c", ["run", "a", "b"]),
+        ("A=2\nrun $A ${A} \"$A\" '$A' x${A}y", ["run", "2", "2", "2", "$A", "x2y"]),
+        ('run ${A:-7} ${B:-a b} "${B:-a b}"', ["run", "7", "a", "b", "a b"]),
+        ("A=\nrun x ${A:-7} ${A-8} y", ["run", "x", "7", "y"]),
+        ("run ${A:=3}$A", ["run", "33"]),
+        ("A=x\nrun ${A:+yes} ${B:+no}", ["run", "yes"]),
+        ("A=(1 '2 3'\n  4) # all\nrun \"${A[@]}\"", ["run", "1", "2 3", "4"]),
+        ("A=(1 '2 3')\nrun ${A[@]}", ["run", "1", "2", "3"]),
+        ('A=()\nrun "${A[@]}" ${A[@]} "$@" $@ b', ["run", "b"]),
+        ("A=(1)\nA+=(2)\nB=x\nB+=y\nrun ${A[*]} $B", ["run", "1", "2", "xy"]),
+        ('A="--x 1 \\\n --y 2"\nrun $A', ["run", "--x", "1", "--y", "2"]),
+        ("A=3\nrun $((A * 2 + $A)) $((7/2)) $((-7 % 4))", ["run", "9", "3", "-3"]),
+        ("run a > log 2>&1", ["run", "a"]),
+        ("run a <<EOF\nb c\nEOF\n", ["run", "a"]),
+        ("export A=1 B=2\nrun $A$B", ["run", "12"]),
+        ('A=run\n"$A" 1', ["run", "1"]),
+        ('bash -c "run 1 2"', ["run", "1", "2"]),
+        ("A='run 1'\nsrun -n 4 sh -c \"$A 2\"", ["run", "1", "2"]),
+        ("if [ 1 = 2 ]; then run a; else run b; fi", ["run", "b"]),
+        ("A=3\nif [[ $A -gt 2 ]]; then B=1; elif [ x ]; then B=2; else B=3; fi\nrun $B", ["run", "1"]),
+        ('if [ -z "$A" ]; then B=1; fi\nrun $B', ["run", "1"]),
+        ('if [ ! -n "$A" ]; then B=1; fi\nrun $B', ["run", "1"]),
+        ("case ${A:-b} in\n a) B=1 ;;\n b|c) B=2\n ;;\n *) B=3 ;;\nesac\nrun $B", ["run", "2"]),
+        ("case x in a) B=1;; *) B=3;; esac\nrun $B", ["run", "3"]),
+    ],
+)
+def test_words(text: str, wanted: list[str]) -> None:
+    assert words(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("run $A", "$A"),
+        ("run $1", "$1"),
+        ("run $(hostname -s | head)", "$(hostname-s|head)"),
+        ("run `date`", "`…`"),
+        ("for i in 1 2; do A=$i; done\nrun $A", "A"),
+        ("if [ -f x ]; then A=1; fi\nrun $A", "A"),
+        ("if [ 1 = 1 ] && [ -f x ]; then A=1; fi\nrun $A", "A"),
+        ("if [ 1 = 2 ] || [ -f x ]; then A=1; fi\nrun $A", "A"),
+        ("f() { A=1; }\nrun $A", "A"),
+        ("A=1\nread A\nrun $A", "A"),
+        ("run $((B + 1))", "$((B+1))"),
+        ("run ${A%.*}", "${A…}"),
+    ],
+)
+def test_what_only_a_run_would_tell_stays_open(text: str, name: str) -> None:
+    last = next(one.words[-1] for one in commands(text) if one.words[0] == "run")
+    assert is_open(last)
+    assert last == f"{OPEN}{name}{OPEN}"
+    assert said(last) == name
+
+
+def test_a_branch_that_is_not_sure_keeps_its_commands() -> None:
+    assert [one.words[1] for one in commands("if [ -f x ]; then run a; else run b; fi")] == ["a", "b"]
+
+
+def test_exported_variables_and_those_of_a_command() -> None:
+    script = read_script("A=1\nexport A B=2 C=$D\nE=5\nF=6 run x\n", "x.sh")
+    assert script.env() == {"A": "1", "B": "2"}
+    assert script.commands[0].env == {"F": "6"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said_"),
+    [
+        ("run 'a", "line 1: a quote '"),
+        ('x\nrun "a', 'line 2: a quote "'),
+        ("A=(1 2", "an array that does not end"),
+        ("run $(a", "that does not end; expected )"),
+        ("run ${a", "that does not end; expected }"),
+        ("run `a", "a backquote that does not end"),
+        ("run <<EOF\n a", "a here-document without its end, EOF"),
+        ("A=x\n" + "A=$A$A\n" * 40, "too long"),
+        ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "too long"),
+        ("run x\n" * MOST_WORDS, "too many words"),
+    ],
+)
+def test_bad_scripts(text: str, said_: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read_script(text, "x.sh")
+    assert str(stop.value).startswith("x.sh: line ")
+    assert said_ in str(stop.value)
+
+
+ARGUMENTS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+    "--micro-batch-size 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "world"),
+    [
+        (f"torchrun --nproc_per_node=4 --nnodes 2 pretrain_gpt.py {ARGUMENTS}", 8),
+        (f"torchrun --nproc-per-node $GPUS pretrain_gpt.py {ARGUMENTS}", 1),
+        (f"python -m torch.distributed.launch --nproc_per_node 2 pretrain_gpt.py {ARGUMENTS}", 2),
+        (f"srun --nodes=2 --ntasks-per-node=8 python -u /opt/pretrain_gpt.py {ARGUMENTS}", 16),
+        (f"#SBATCH --nodes=2\n#SBATCH -J x\ntorchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py {ARGUMENTS}", 16),
+        (f"#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\nsrun python pretrain_gpt.py {ARGUMENTS}", 8),
+        (f"N=4\nmpirun -np $N python pretrain_gpt.py {ARGUMENTS}", 4),
+    ],
+)
+def test_devices_that_the_launcher_says(text: str, world: int) -> None:
+    assert launch_of(text, "x.sh").layout.world == world
+
+
+@pytest.mark.parametrize(
+    ("text", "said_"),
+    [
+        (
+            f"torchrun pretrain_gpt.py {ARGUMENTS} --tensor-model-parallel-size $TP",
+            "'$TP' is known only when the script",
+        ),
+        (f"torchrun pretrain_gpt.py $MORE {ARGUMENTS}", "'$MORE' is known only when the script runs"),
+        (f"torchrun a.py {ARGUMENTS}\ntorchrun b.py {ARGUMENTS} --swiglu", "several commands train (lines 1, 2)"),
+        (f"torchrun {ARGUMENTS}", "no Python file is run by 'torchrun'"),
+        ("#!/bin/sh\necho --a\n", "no command runs with arguments of"),
+    ],
+)
+def test_scripts_that_say_too_little(text: str, said_: str) -> None:
+    with pytest.raises(InputError) as stop:
+        launch_of(text, "x.sh")
+    assert str(stop.value).startswith("x.sh: ")
+    assert said_ in str(stop.value)
+
+
+def test_an_open_argument_that_changes_no_memory_is_read() -> None:
+    assert launch_of(f"torchrun pretrain_gpt.py {ARGUMENTS} --save $OUT --seed $(date +%s)", "x.sh").spec is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("([0]*1+[1]*3)", [0, 1, 1, 1]),
+        ("[1, 0,]*2", [1, 0, 1, 0]),
+        ("(2+3)*4-6/4", 19),
+        ("-7/2", -3),
+        ("[[1]]", None),
+        ("[1]*99999", None),
+        ("1/0", None),
+        ("2**3", None),
+        ("os.system('x')", None),
+        ("(" * 50 + "1" + ")" * 50, None),
+    ],
+)
+def test_arithmetic(text: str, value: int | list[int] | None) -> None:
+    assert evaluated(text, {}) == value
+
+
+def test_arithmetic_with_names() -> None:
+    assert value_of("A * ${B} + $A", {"A": "2", "B": "5"}) == 12
+    assert value_of("A", {"A": "x"}) is None

@@ -1,0 +1,180 @@
+"""Passes without gradients on several devices: a rank holds what torch's tensor parallelism holds on a fake group."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import llmcalc
+from llmcalc.costs.cache import kv
+from llmcalc.costs.params import params
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.inference import Inference
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.rank_model import of_rank
+from llmcalc.witnesses.distributed.parallel import divide_products, keep_stage
+from llmcalc.witnesses.distributed.rank import OnRank
+from tests.comparisons import compares, under
+from tests.device_memory.test_inference import Found, replayed
+from tests.parallel.fake_ranks import fake_rank
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "decoder.num_hidden_layers": 4,
+    "decoder.block.attention.num_attention_heads": 4,
+    "decoder.block.attention.num_key_value_heads": 2,
+    "decoder.block.attention.head_dim": 8,
+    "decoder.block.feed_forward.intermediate_size": 48,
+}
+
+
+def tiny(**changes: Any) -> ModelSpec:
+    return llmcalc.load("llama3-8b", **{**TINY, **changes}).model
+
+
+def by_torch(spec: ModelSpec, how: Inference, layout: Layout, rank: int) -> Found:
+    """The reference on one rank of a fake process group: set-up, a prefill and a decoding step."""
+    dtype = getattr(torch, how.dtype)
+    with fake_rank(layout.at(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
+        mesh = init_device_mesh("cpu", (layout.tp,))
+        module: Any = spec.reference().to(dtype)
+        mode, peaks, store = OnRank(), dict[str, int](), dict[Any, Any]()
+        with mode, torch.no_grad():
+            share = of_rank(spec, layout, rank).chunks
+            if layout.pp > 1:
+                own = range(share.layers[0], share.layers[-1] + 1)
+                keep_stage(module, own, share.first, share.last)
+            if layout.tp > 1:
+                divide_products(module, mesh)
+            whole = [*module.parameters(), *module.buffers()]
+            gc.collect()
+            mode.now = 0
+            mode.seen.clear()
+            mode.follow(one.to_local() if isinstance(one, DTensor) else one for one in whole)
+            del whole
+            set_up = mode.now
+            for phase, tokens, past in (("prefill", how.seq, 0), ("decode", 1, how.seq)):
+                mode.peak = mode.now
+                ids = torch.zeros(how.batch, tokens, dtype=torch.int64)
+                given = ids if share.first else torch.zeros(how.batch, tokens, spec.hidden_size, dtype=dtype)
+                last = phase == "prefill"
+                out = module(given, None, store=store, past=past, last_only=last, grouped_experts=True)
+                del out, ids, given
+                gc.collect()
+                peaks[phase] = mode.peak
+        return Found(set_up, peaks["prefill"], peaks["decode"], mode.now)
+
+
+HEADS = {name: TINY[name] for name in TINY if "num_key_value_heads" in name or "head_dim" in name}
+
+MODELS = {
+    "llama3-8b": tiny(),
+    "llama3-8b, tied": tiny(tie_word_embeddings=True),
+    "gpt2": llmcalc.load("gpt2", **{name: TINY[name] for name in TINY if name not in HEADS}).model,
+    "gemma2-2b": llmcalc.load("gemma2-2b", **TINY).model,
+    "qwen2.5-1.5b": llmcalc.load("qwen2.5-1.5b", **TINY).model,
+}
+
+
+@compares(lambda name: under("torch", MODELS[name]))
+@pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
+def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
+    spec, how, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
+    assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
+    spec, how, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
+    assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
+
+
+def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:
+    return Cluster.of(memory(spec, Settings(**settings)), layout, "torch")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "inference"])
+def test_every_rank_holds_its_share(phase: Any) -> None:
+    spec, layout = llmcalc.load("llama3-8b").model, Layout(tp=2, pp=2, dp=2)
+    cluster = memory_of(spec, layout, phase=phase, seq=4096, batch=2)
+    assert [one.rank for one in cluster.by_rank] == [0, 4, 7]
+    for one in cluster.by_rank:
+        share = of_rank(spec, layout, one.rank)
+        assert one.device.by_kind["weights"] == 2 * params(share).total
+        block = 4096 + 16 * (phase == "decode")  # a step adds a token, in a block of its own with a paged cache
+        assert one.device.by_kind["cache"] in {kv(share, 2, n).bytes for n in (4096, 4097, block)}
+    assert cluster.peak.device.device_bytes == max(one.device.device_bytes for one in cluster.by_rank)
+    assert cluster.messages is None
+
+
+@pytest.mark.parametrize("name", ["t5-small", "whisper-tiny"])
+def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> None:
+    """A decoding step of a divided encoder-decoder: each of two ranks holds more than half, and less than all."""
+    one = memory(llmcalc.load(name).model, Settings(phase="decode", seq=64))
+    (alone,), (rank, _) = (
+        [each.device.exact_bytes for each in Cluster.of(one, layout, "torch").by_rank]
+        for layout in (Layout(), Layout(tp=2))
+    )
+    assert alone / 2 < rank < alone
+
+
+def test_layers_have_their_numbers_in_the_model() -> None:
+    cluster = memory_of(tiny(), Layout(pp=2), phase="prefill", seq=64)
+    first, last = (
+        {point.node.split(".")[1] for point in one.device.timeline if "." in point.node} for one in cluster.by_rank
+    )
+    assert (first, last) == ({"0", "1"}, {"2", "3"})
+
+
+def test_heads_and_latents_are_copied_where_they_are_fewer_than_ranks() -> None:
+    for name, tp, whole in (("llama3-8b", 16, 8), ("deepseek-v2-lite", 4, 1)):
+        spec = llmcalc.load(name).model
+        cluster = memory_of(spec, Layout(tp=tp), phase="decode", seq=1023)
+        assert cluster.peak.device.by_kind["cache"] == kv(spec, 1, 1024).bytes // whole
+
+
+def test_what_torch_does_not_divide_is_an_estimate() -> None:
+    known = {
+        (name, layout.options()): memory_of(llmcalc.load(name).model, layout, phase="decode", seq=64)
+        for name, layout in (
+            ("mixtral-8x7b", Layout(dp=8, ep=8)),
+            ("mixtral-8x7b", Layout(tp=8)),
+            ("llama3-8b", Layout(tp=16)),
+            ("minicpm3-4b", Layout(tp=2)),
+            ("llama3-8b", Layout(tp=8)),
+        )
+    }
+    assert [one.peak.device.terms[0].status for one in known.values()] == ["estimate"] * 3 + ["source", "exact"]
+
+
+def test_a_quantised_model_is_divided() -> None:
+    spec = llmcalc.load("llama3-8b").model
+    whole = memory(spec, Settings(phase="decode", quantize="fp8", seq=64)).states.weights
+    parts = memory_of(spec, Layout(tp=4), phase="decode", quantize="fp8", seq=64).by_rank
+    assert whole / 4 < parts[0].device.by_kind["weights"] < whole / 4 * 1.001  # norms are copied
+
+
+def test_the_layout_with_most_replicas_that_fits_is_found(run: Any) -> None:
+    words = "fit", "llama3-70b", "--phase", "decode", "--format", "json", "--devices"
+    code, out, _ = run(*words, "4", "--hardware", "h100")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["needed_devices"]) == (0, "fits", 2)
+    assert (found["layout"]["tp"], found["layout"]["dp"]) == (2, 2)
+    verdicts = {(one["layout"]["tp"], one["layout"]["pp"]): one["verdict"] for one in found["layouts"]}
+    assert verdicts[1, 1] == "no"
+    assert verdicts[4, 1] == "fits"
+    assert found["largest"]["users"] >= 1
+    code, out, _ = run(*words, "2", "--hardware", "24GiB")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["needed_devices"]) == (1, "no", 8)
+    assert found["changes"][0]["option"] == "--devices 8 --tp 8"

@@ -1,0 +1,222 @@
+"""A rank of a pipeline under torch's `fully_shard`: its schedule run by torch on a fake process group, and replayed.
+
+Other ranks send nothing, so what comes from them has no values. Where torch asks them for shapes, it is told here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmcalc.components.runtime import Run
+from llmcalc.device_memory.training import Training
+from llmcalc.frameworks.fsdp2.pipeline import Piped, ShardedRank
+from llmcalc.frameworks.fsdp2.training import Fsdp
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout, stages
+from llmcalc.parallel.schedules import schedule_of
+from llmcalc.simulator.meter import Meter
+from llmcalc.witnesses import variants
+from llmcalc.witnesses.distributed.parallel import keep_stage
+from llmcalc.witnesses.loop import optimizers, token_ids
+from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT
+from tests.frameworks.fsdp2.two_dimensional import Parts, divide
+
+STEPS = 2
+
+
+class Stages(torch.nn.Module):
+    """The stages of a rank."""
+
+    def __init__(self, parts: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(parts)
+
+
+@contextmanager
+def mesh_of(layout: Layout, rank: int) -> Iterator[Any]:
+    """The mesh of a fake process group, in torchtitan's order."""
+    dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
+    try:
+        sizes = layout.pp, layout.hsdp_replicas, layout.shards, layout.tp
+        yield init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicas", "shards", "tp"))
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+
+
+class Sent:
+    """What is under way holds its tensors, as with gloo; in a fake process group it holds none."""
+
+    def __init__(self, operations: Any) -> None:
+        self.operations = operations
+
+    def wait(self) -> None: ...
+
+
+@contextmanager
+def sending() -> Iterator[None]:
+    """With what 1F1B sends under way until it sends the next."""
+    before = schedules._batch_p2p
+    schedules._batch_p2p = lambda operations, desc=None: [Sent(operations)] if desc else before(operations)
+    try:
+        yield
+    finally:
+        schedules._batch_p2p = before
+
+
+def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
+    """The layers of one stage of the reference, wrapped."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, fsdp.dtype))
+    try:
+        model: Any = spec.reference()
+    finally:
+        torch.set_default_dtype(before)
+    if layout.tp > 1:
+        divide(model, mesh["tp"], fsdp.divides_loss)
+    keep_stage(model, stage.layers, stage.first, stage.last)
+    variants.change(model, how.choices, how.recompute)
+    formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
+    shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
+    wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
+    for i, layer in enumerate(model.layers):
+        last = fsdp.keeps_last and i == len(model.layers) - 1
+        wrap(layer, reshard_after_forward=layout.reshard and not last)
+    if fsdp.splits:
+        if stage.first:
+            wrap(model.embed_tokens, reshard_after_forward=layout.reshard)
+        if stage.last:
+            wrap([model.norm, model.lm_head], reshard_after_forward=False)
+    wrap(model, reshard_after_forward=False)
+    return model
+
+
+def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+    """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
+    fields = vars(Run)["__dataclass_fields__"]
+    del Run.__dataclass_fields__  # what all layers share is no argument of theirs
+    try:
+        with mesh_of(layout, rank) as mesh:
+            layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+            own = [stage for stage in stages(layout, layers) if stage.rank == layout.at(rank).pp]
+            parts = [wrapped(spec, how, layout, fsdp, mesh, stage) for stage in own]
+            updates = [
+                next(iter(optimizers(how.optimizer, [(one, False) for one in part.parameters()], "foreach", False)))
+                for part in parts
+            ]
+            schedule = _schedule(spec, how, layout, mesh, own, parts)
+            watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
+            divided = loss_parallel() if layout.tp > 1 else nullcontext()
+            with warnings.catch_warnings(), watch, sending(), divided:
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+                return _steps(spec, how, piped, schedule, own, parts, updates, watch)
+    finally:
+        Run.__dataclass_fields__ = fields
+
+
+def _steps(
+    spec: ModelSpec,
+    how: Training,
+    piped: Piped,
+    schedule: Any,
+    own: Any,
+    parts: Any,
+    updates: Any,
+    watch: Any,
+) -> list[int]:
+    found = [watch.now]
+    last, counts = own[-1].last, 0
+    for _ in range(STEPS):
+        whole = token_ids(spec, how.batch * how.microbatches, how.seq, "cpu")
+        watch.restart()
+        given = (whole,) if own[0].first else ()
+        losses: list[Any] = []
+        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=piped.returns)
+        del losses, given
+        found += [watch.peak - counts, watch.now - counts]
+        watch.restart()
+        for one in updates:
+            one.step()
+        counts = STEP_COUNT * sum("step" in state for one in updates for state in one.state.values())
+        found.append(watch.peak - counts)
+        for part in parts:
+            part.zero_grad(set_to_none=True)
+        found.append(watch.now - counts)
+    return found
+
+
+def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
+    group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
+    hidden = torch.empty(
+        how.batch,
+        how.seq // layout.tp,
+        spec.hidden_size,
+        dtype=getattr(torch, how.dtype),
+        device="meta",
+        requires_grad=True,
+    )
+    logits = torch.empty(how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True)
+    ids = torch.empty(how.batch, how.seq, dtype=torch.int64, device="meta")
+
+    def loss(out: Any, labels: Any) -> Any:
+        return variants.loss_of(None, how.choices, out, labels)
+
+    made = [
+        PipelineStage(
+            part,
+            one.chunk * layout.pp + one.rank,
+            count,
+            torch.device("cpu"),
+            input_args=ids if one.first else hidden,
+            output_args=logits if one.last else hidden,
+            group=group,
+        )
+        for one, part in zip(own, parts, strict=True)
+    ]
+    several = schedule_of(layout) == "interleaved"
+    schedule: Any
+    if several:
+        schedule = ScheduleInterleaved1F1B(made, how.microbatches, loss_fn=loss, scale_grads=False)
+    else:
+        schedule = Schedule1F1B(made[0], how.microbatches, loss_fn=loss, scale_grads=False)
+
+    def no_vote(stages: Any, *_: Any) -> None:
+        for one in stages:
+            one._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = no_vote
+    return schedule
+
+
+def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+    """The same, replayed."""
+    meter = Meter()
+    run = ShardedRank(spec, how, layout, rank, meter, 0, fsdp, piped)
+    for chunk in run.chunks:
+        chunk.graph.adds_in_place = False  # as under every dispatch mode
+    run.set_up()
+    found = [meter.now]
+    for _ in range(STEPS):
+        meter.restart()
+        run.passes()
+        found += [meter.peak, meter.now]
+        meter.restart()
+        run.update()
+        found.append(meter.peak)
+        run.zero_grad()
+        found.append(meter.now)
+    return found

@@ -1,0 +1,188 @@
+"""A rank of a pipeline, and the walk without an allocator that plans read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.training import Training, replay
+from llmcalc.errors import InputError
+from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, torch_passes
+from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework as framework_named
+from llmcalc.frameworks.torch.pipeline import replay_rank
+from llmcalc.parallel.layout import Layout, stages
+from llmcalc.simulator.tensor import DTYPES
+from tests.comparisons import compares, under
+
+SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
+
+HOW = Training(batch=1, seq=64, microbatches=6)
+
+
+def test_one_rank_holds_what_a_device_does() -> None:
+    alone, rank = replay(SPEC, HOW), replay_rank(SPEC, HOW, Layout(), 0)
+    assert (rank.set_up, rank.after, rank.peak[1].bytes) == (alone.set_up, alone.after, alone.peak[1].bytes)
+
+
+@compares(lambda: under("torch", SPEC, HOW.optimizer), torch=False)
+def test_stages_together_hold_the_model_and_a_copy_of_the_tied_table() -> None:
+    layout = Layout(pp=4)
+    ranks = [replay_rank(SPEC, HOW, layout, rank) for rank in range(4)]
+    table = 2 * SPEC.vocab_size * SPEC.hidden_size
+    assert sum(rank.set_up for rank in ranks) == replay(SPEC, HOW).set_up + table
+
+
+def test_earlier_stages_have_more_in_flight() -> None:
+    """min(pp − rank, micro-batches) at the end of a forward pass; stages 1 and 2 have equal layers."""
+    found = [replay_rank(SPEC, HOW, Layout(pp=4), rank) for rank in (1, 2)]
+    kept = [
+        max(peak.by_kind["activations"] for place, peak in one.peaks.items() if place.phase == "backward")
+        for one in found
+    ]
+    assert kept[0] * 2 == pytest.approx(kept[1] * 3, rel=1e-3)  # beside the tokens of one batch
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(tp=3),
+        Layout(pp=2),
+        Layout(pp=4),
+        Layout(pp=2, vpp=2, schedule="interleaved"),
+        Layout(pp=2, tp=3, pp_layout=(3, 5)),
+    ],
+    ids=Layout.options,
+)
+def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
+    """Of weights, gradients and states in bf16; optimizer steps, which a walk leaves out, are lower.
+
+    It leaves out what a pipeline receives into for micro-batches that are not in flight.
+    """
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
+    replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
+    most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
+    assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+
+
+@pytest.mark.parametrize("name", ["granite-4.0-h-tiny", "nemotron-h-8b", "t5-small"])
+def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
+    """Layers of other kinds below and above those that repeat; an encoder and a decoder."""
+    spec = llmcalc.load(name).model
+    walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), torch_passes(spec, HOW))
+    found = replay_rank(spec, HOW, Layout(), 0)
+    most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
+    assert walk.needed(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+
+
+def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
+    """Two ranks, four micro-batches: each rank has two in flight in the first stage of the half that enters at it, and
+    one of the other half in the last stage, before its first backward pass.
+    """
+    layout = Layout(pp=2, schedule="dualpipe")
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
+    own = list(stages(layout, 8))
+    first, last = (walk.passes(layout, stage) for stage in own)
+    kept = 2 * first.saved + last.saved
+    beside = max(one.most - one.saved for one in (first, last))
+    assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
+
+
+ADAPTERS: dict[str, Any] = {"lora_rank": 8, "lora_targets": ("all-linear",), "master_weights": None}
+WALKED = [
+    ("torch", Layout(dp=4), {}),
+    ("torch", Layout(pp=2, dp=2), {"recompute": "full"}),
+    ("torch", Layout(dp=2), {"optimizer": "adamw-8bit"}),
+    ("torch", Layout(), {"optimizer": "sgd", "precision": "bf16"}),
+    ("torch", Layout(), {"optimizer": "muon"}),
+    ("torch", Layout(pp=2), {"optimizer": "adafactor"}),
+    ("torch", Layout(dp=2), ADAPTERS),
+    ("fsdp2", Layout(dp=4, zero=3), {}),
+    ("fsdp2", Layout(dp=4, zero=3), ADAPTERS),
+    ("fsdp2", Layout(dp=4, pp=2, zero=3), {}),
+    ("fsdp2", Layout(dp=4, pp=2, zero=3, reshard=False), {"recompute": "full"}),
+    ("megatron", Layout(dp=4, zero=1), {}),
+    ("megatron", Layout(tp=2, pp=2, sequence_parallel=True), {"recompute": "full"}),
+    ("deepspeed", Layout(dp=4, zero=1), {}),
+    ("deepspeed", Layout(dp=4, zero=1), ADAPTERS),
+    ("deepspeed", Layout(dp=4, zero=2), {}),
+    ("deepspeed", Layout(dp=4, zero=3), {"recompute": "full"}),
+    ("deepspeed", Layout(dp=4, zero=3), {"optimizer": "adafactor"}),
+    ("deepspeed", Layout(dp=4, zero=3), {"optimizer": "adamw-8bit"}),
+]
+
+
+@pytest.mark.parametrize(("framework", "layout", "given"), WALKED)
+def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, given: dict[str, Any]) -> None:
+    """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
+    spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model
+    one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
+    walked, _ = framework_named(framework).estimate(one).needed(layout, 4)
+    ranks = Cluster.of(one, layout, framework).by_rank
+    most = max(point.bytes for each in ranks for point in each.device.timeline)
+    near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
+    assert walked - one.runtime.context == pytest.approx(most, rel=near)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 2), (4, 4)])
+def test_gradients_come_while_activations_go(stages: int, micro_batches: int) -> None:
+    """On a rank on which every micro-batch is in flight before its first backward pass. Of Muon's kinds of states the
+    first and last stages have more.
+    """
+    spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
+    one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
+    walked, _ = framework_named("torch").estimate(one).needed(layout, micro_batches)
+    found = [point for each in Cluster.of(one, layout, "torch").by_rank for point in each.device.timeline]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
+
+
+@pytest.mark.parametrize(("seq", "given"), [(128, {}), (1024, ADAPTERS), (4096, {"recompute": "full"})])
+def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dict[str, Any]) -> None:
+    spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
+    one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
+    walked, _ = framework_named("fsdp2").estimate(one).needed(layout, 4)
+    found = [point for each in Cluster.of(one, layout, "fsdp2").by_rank for point in each.device.timeline]
+    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
+
+
+def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
+    spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
+    walk = framework_named("torch").estimate(memory(spec, Settings("training", seq=256)))
+    first, last = (walk.passes(layout, stage) for stage in stages(layout, 12))
+    assert first.whole == spec.vocab_size * spec.hidden_size // 2
+    assert last.whole == 0
+
+
+def test_replicas_sum_gradients_in_buckets() -> None:
+    one, two = (replay_rank(SPEC, HOW, Layout(dp=n), 0) for n in (1, 2))
+    assert two.set_up - one.set_up == 2 * llmcalc.params(SPEC).total
+
+
+def test_the_loss_of_a_model_without_a_head_is_one_number() -> None:
+    """Its gradient is as large as the output, and nothing of it stays with further micro-batches but the number."""
+    spec = llmcalc.load("all-minilm-l12-v2").model
+    last = [replay_rank(spec, Training(batch=1, seq=64, microbatches=n), Layout(pp=2), 1) for n in (4, 5)]
+    tokens, received, width = 64 * 8, 2 * 64 * spec.hidden_size, DTYPES[HOW.dtype].bytes
+    assert last[1].peak[1].bytes - last[0].peak[1].bytes == pytest.approx(received + tokens, abs=width * 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(dp=2, zero=1), "--zero 1: torch itself divides nothing"),
+        (Layout(cp=2), "--cp 2: not in torch's own kernels"),
+        (Layout(pp=2, schedule="zb-h1"), "--schedule zb-h1: in torch's own kernels it is not modelled"),
+        (Layout(pp=2, schedule="dualpipe"), "--schedule dualpipe: in torch's own kernels it is not modelled"),
+        (Layout(tp=2), "--tp 2: does not divide num_attention_heads 9; expected one of 1, 3"),
+        (Layout(pp=3), "--pp 3: 3 stages do not divide 8 layers"),
+    ],
+)
+def test_what_torch_has_not_is_refused(layout: Layout, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replay_rank(SPEC, HOW, layout, 0)
+    assert message in str(error.value)

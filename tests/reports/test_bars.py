@@ -1,0 +1,111 @@
+"""Bars beside shares: as long as the width allows, of one scale, in the palette's colours, and for people alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.reports.bars import LENGTHS, Bar, share
+from llmcalc.reports.document import Column, Report, Row, Table, fitted_to
+from llmcalc.reports.formats import pipe, table
+from llmcalc.reports.formats.html import html
+from llmcalc.reports.palette import COMPONENTS, KINDS, OTHER
+
+MODELS = ("llama3-8b", "deepseek-v3", "gpt2", "zamba2-7b", "t5-11b", "mamba-130m")
+
+
+def text(report: Report, width: int) -> str:
+    out = io.StringIO()
+    pipe.render(report, out, width)
+    return out.getvalue()
+
+
+def bars(report: Report) -> list[Bar]:
+    return [cell for table in report.tables for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bars_of_components_add_up_to_the_whole(model: str) -> None:
+    for report in (llmcalc.params(model).report(), llmcalc.flops(model).report()):
+        assert sum(bar.part for bar in bars(report)) == pytest.approx(1, rel=1e-12)
+
+
+def test_a_component_has_the_colour_of_the_palette() -> None:
+    (found,) = llmcalc.params("mixtral-8x7b").report().tables
+    colours = {row.cells[0]: row.cells[-1] and row.cells[-1].colour for row in found.rows}
+    assert colours["embed_tokens"] == COMPONENTS["embedding"]
+    assert colours["self_attn"] == COMPONENTS["attention"]
+    assert colours["experts"] == COMPONENTS["experts"]
+    assert colours["norms"] == OTHER
+    assert colours["layers"] is colours["gate_proj"] is colours["total"] is None  # several components; within experts
+    memory = llmcalc.memory("gpt2").report().tables[0]
+    assert next(row.cells[-1].colour for row in memory.rows if row.cells[0] == "KV cache") == KINDS["cache"]
+
+
+@pytest.mark.parametrize(
+    ("width", "length"), [(58, 0), (65, 12), (71, 20), (72, 20), (78, 30), (84, 30), (85, 40), (140, 40)]
+)
+def test_bars_are_as_long_as_the_width_allows(width: int, length: int) -> None:
+    report = llmcalc.params("llama3-8b").report()
+    mlp = next(line for line in text(report, width).splitlines() if line.startswith("    mlp"))
+    assert mlp.count("█") == round(0.702 * length)
+    assert max(len(line) for line in text(report, width).splitlines() if "█" in line or "──" in line) <= max(width, 57)
+
+
+def test_bars_of_several_tables_have_one_scale() -> None:
+    def one(name: str, shares: tuple[float, ...]) -> Table:
+        columns = (Column("a", "a"), Column("bar", "", share, justify="left", bar=True))
+        return Table("", columns, [Row([name, Bar(part)]) for part in shares])
+
+    lines = text(Report({}, [one("x" * 40, (1.0,)), one("y", (1.0, 0.5, 0.001))]), 80).splitlines()
+    counts = [line.count("█") for line in lines if "x" in line or "y" in line]
+    assert counts == [30, 30, 15, 0]
+    assert lines[-1].endswith("▏")
+
+
+def test_a_terminal_shows_the_colours_and_a_pipe_the_same_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = llmcalc.params("llama3-8b").report()
+    out = io.StringIO()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    table.render(report, out, 100)
+    red, green, blue = (int(COMPONENTS["feed_forward"][i : i + 2], 16) for i in (1, 3, 5))
+    assert f"\x1b[38;2;{red};{green};{blue}m████" in out.getvalue()
+    plain_text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert [line.rstrip() for line in plain_text.splitlines()] == text(report, 100).splitlines()
+
+
+def test_ascii_stands_in() -> None:
+    drawn = text(fitted_to(llmcalc.params("llama3-8b").report(), "ascii"), 100)
+    assert "####" in drawn
+    assert not {"█", "▏"} & set(drawn)
+
+
+@pytest.mark.parametrize("command", ["params", "flops"])
+def test_programs_get_no_bars(command: str, run: Any) -> None:
+    for fmt in ("csv", "markdown", "json"):
+        out = run(command, "gpt2", "--format", fmt).out
+        assert "█" not in out
+        assert "bar" not in out.partition("\n")[0].split(",")
+    assert json.loads(out)
+    records = getattr(llmcalc, command)("gpt2").records()
+    assert all("bar" not in record for record in records)
+
+
+def test_csv_of_memory_has_no_bars(run: Any) -> None:
+    assert run("memory", "gpt2", "--format", "csv").out.partition("\n")[0] == "target,part,dtype,bytes,share"
+
+
+def test_a_notebook_shows_coloured_bars() -> None:
+    shown = html(llmcalc.params("gpt2").report())
+    assert f'color:{COMPONENTS["attention"]}">{"█" * 5}</td>' in shown
+
+
+def test_the_longest_bar_comes_first() -> None:
+    assert list(LENGTHS) == sorted(LENGTHS, reverse=True)

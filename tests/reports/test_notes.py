@@ -1,0 +1,102 @@
+"""How many notes a screen has, where the others are, and which table `--table` picks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError, suggest
+from llmcalc.reports.document import Column, Report, Row, Table
+from llmcalc.sources.presets import model_names
+
+Run = Callable[..., Any]
+
+
+def table(*notes: str, answer: str = "", name: str = "") -> Table:
+    return Table("t", (Column("a", "a"),), [Row([1])], notes=notes, answer=answer, name=name)
+
+
+def notes_of(report: Report) -> list[list[str]]:
+    return [list(one.notes) for one in report.tables]
+
+
+def test_two_notes_for_each_target_and_how_many_more() -> None:
+    two_targets = Report(
+        {}, [table("1", "2", "3", answer="x"), table("4"), table("5", answer="y"), table("6", "7", "8")]
+    )
+    assert notes_of(two_targets.brief()) == [
+        ["1", "2"],
+        ["2 more notes: --notes"],
+        ["5"],
+        ["6", "2 more notes: --notes"],
+    ]
+    assert notes_of(Report({}, [table("1", "2", "3")]).brief()) == [["1", "2", "1 more note: --notes"]]
+    assert notes_of(Report({}, [table("1", "2")]).brief()) == [["1", "2"]]
+
+
+def test_a_warning_is_always_there() -> None:
+    report = Report({}, [table("1", "2", "careful", "3")], warnings=["gpt2: careful"])
+    assert notes_of(report.brief()) == [["1", "2", "careful", "1 more note: --notes"]]
+
+
+def test_a_blank_line_stands_before_them(run: Run) -> None:
+    lines = run("params", "gpt2").out.splitlines()
+    assert lines[lines.index("  published 124,439,808: equal") - 1] == ""
+
+
+def test_all_of_them_are_in_json_and_with_the_option(run: Run) -> None:
+    for command in ("params", "kv", "memory", "flops", "explain"):
+        brief = run(command, "deepseek-v3").out
+        whole = " ".join(run(command, "deepseek-v3", "--notes").out.split())
+        notes = json.loads(run(command, "deepseek-v3", "--format", "json").out)["notes"]
+        assert ("more note" in brief) == (len(notes) > 2)
+        assert "--notes" not in whole
+        assert all(" ".join(note.split()) in whole for note in notes), command
+
+
+class TestTables:
+    def test_one_is_picked(self, run: Run) -> None:
+        out = run("kv", "gpt2", "llama3-8b", "--table", "growth", "--format", "csv").out
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert {row["target"] for row in rows} == {"gpt2", "llama3-8b"}
+        assert all(int(row["bytes"]) > 0 for row in rows)
+        assert "what if" not in run("kv", "gpt2", "--table", "layers").out
+
+    def test_the_first_is_what_csv_holds(self, run: Run) -> None:
+        for command, key in (("params", "component"), ("kv", "layer_kind"), ("memory", "part"), ("flops", "component")):
+            heading = run(command, "gpt2", "--format", "csv").out.splitlines()[0]
+            assert heading.split(",")[:2] == ["target", key]
+
+    @pytest.mark.parametrize("words", [("kv", "gpt2", "--table", "x"), ("params", "gpt2", "--table", "x")])
+    def test_an_unknown_one_is_refused(self, words: tuple[str, ...], run: Run) -> None:
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: --table: there is no table 'x'; expected ")
+
+    def test_one_report_alone(self) -> None:
+        report = Report({}, [table(name="a"), table(name="b")])
+        assert [one.name for one in report.only("b").tables] == ["b"]
+        with pytest.raises(InputError, match="expected one of a, b"):
+            report.only("c")
+
+
+def test_whole_numbers_have_no_decimal_point(run: Run) -> None:
+    for row in csv.DictReader(io.StringIO(run("flops", "gpt2", "--format", "csv").out)):
+        assert "." not in row["flops_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "first"),
+    [("t5", "t5-3b"), ("llama", "llama-7b"), ("phi", "phi-1"), ("mixtrl", "mixtral-8x7b"), ("lama3-8b", "llama3-8b")],
+)
+def test_suggestions_begin_with_what_was_typed(wrong: str, first: str) -> None:
+    assert suggest(wrong, list(model_names())).startswith(f" Did you mean {first}")
+
+
+def test_a_field_is_found_by_its_middle() -> None:
+    assert "num_hidden_layers" in suggest("hidden_layers", ["num_hidden_layers", "vocab_size"])

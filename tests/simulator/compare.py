@@ -1,0 +1,76 @@
+"""Prints where a part's model without values and torch's differ: `python -m tests.simulator.compare Attention-7`.
+
+Without a name it lists all parts; names may be a beginning (`MoE`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import traceback
+from collections import Counter
+
+from llmcalc.components.base import Component
+from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.stack import Stack
+from llmcalc.simulator.lowering import Unsupported
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.models import by_torch, without_values
+
+
+def examples() -> dict[str, Component]:
+    """Every part's examples, by the part's name and a number."""
+    return {
+        f"{part.__name__}-{i}": example
+        for part in (*parts(), *LAYERS.classes(), Stack)
+        for i, example in enumerate(part.examples())
+    }
+
+
+def differences(part: Component) -> list[str]:
+    """What each side allocates and frees that the other does not, with a line around it."""
+    spec = around_a_model(part)
+    ours: list[str] = []
+    theirs: list[str] = []
+    without_values(spec, log=ours)
+    by_torch(spec, log=theirs)
+    matcher = difflib.SequenceMatcher(None, [_size(x) for x in ours], [_size(x) for x in theirs], autojunk=False)
+    out = []
+    for tag, i, j, k, m in matcher.get_opcodes():
+        if tag != "equal":
+            out += [f"@ {i} {k} {tag}", *(f"   ours  {line}" for line in ours[max(0, i - 1) : j + 1])]
+            out += [f"   torch {line}" for line in theirs[max(0, k - 1) : m + 1]]
+    return out
+
+
+def _size(line: str) -> str:
+    return line[:1] + line[1:13].strip()
+
+
+def main() -> None:
+    found, wanted = Counter[str](), sys.argv[1:]
+    for name, part in examples().items():
+        if wanted and not any(name.startswith(each) for each in wanted):
+            continue
+        try:
+            ours = without_values(around_a_model(part))
+        except Unsupported as error:
+            print(f"{name}: {error}")
+            found["unsupported"] += 1
+            continue
+        except Exception:
+            traceback.print_exc()
+            print(f"{name}: failed")
+            found["failed"] += 1
+            continue
+        theirs = by_torch(around_a_model(part))
+        found["equal" if ours == theirs else "different"] += 1
+        if ours != theirs:
+            print(f"{name}:\n  ours  {tuple(ours)}\n  torch {tuple(theirs)}")
+            if name in wanted:
+                print("\n".join(differences(part)))
+    print(dict(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Whole models, once without values and once as torch runs the reference: the same bytes at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from llmcalc.model import ModelSpec
+from llmcalc.optional import MTP
+from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.autograd import Graph, backward, saved_storages
+from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.meter import Meter
+from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.tensor import DTYPES, INT64, Tensor, empty
+from llmcalc.witnesses import variants
+from llmcalc.workload.recompute import NONE, Recompute
+from llmcalc.workload.rows import SOURCE, TOKENS
+from llmcalc.workload.run_config import Sight
+from llmcalc.workload.workload import Workload
+from tests.simulator.witness import Held, measured
+
+
+class Logged(Meter):
+    """A meter that notes every storage as it is made and freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = 0
+        self.log: list[str] | None = None
+
+    def allocate(self, size: Any) -> Any:
+        block = super().allocate(size)
+        if self.log is not None:
+            self.log.append(f"+{size:>12,} {self.now - self.base:>12,} {self.place.path}")
+        return block
+
+    def free(self, block: Any) -> None:
+        super().free(block)
+        if self.log is not None:
+            self.log.append(f"-{block.bytes:>12,} {self.now - self.base:>12,}")
+
+    graph: Graph
+
+
+def without_values(
+    spec: ModelSpec,
+    batch: int = 2,
+    seq: int = 7,
+    log: list[str] | None = None,
+    recompute: Recompute = NONE,
+    autocast: bool = False,
+    include: frozenset[str] = frozenset(),
+    choices: Choices = EAGER,
+    adapters: Adapters | None = None,
+    dtype: str = "bfloat16",
+    adds_in_place: bool = False,
+    on_sum: Callable[[Any, bool], None] | None = None,
+) -> Held:
+    """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
+
+    adds_in_place: whether gradients may be added in place; torch never does under a dispatch mode, as in `by_torch`.
+    on_sum: as of `Graph`.
+    """
+    program, meter = spec.program(), Logged()
+    graph = meter.graph = Graph(meter)
+    graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
+    run = Eager(
+        graph,
+        Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),
+        DTYPES["float32" if autocast else dtype],
+        True,
+        recompute,
+        include,
+        choices,
+        adapters,
+    )
+    meter.kind = "weights"
+    labels = empty(meter, (batch * seq,), INT64)
+    run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
+    run.take_frames(program)
+    meter.kind = "temporary"
+
+    def once() -> Tensor:
+        graph.autocast = DTYPES["bfloat16"] if autocast else None
+        out = run.run(program)
+        out = run.losses(out, labels) if spec.head.type == "lm" else out
+        graph.leave_autocast()
+        return out
+
+    with graph.no_grad():
+        once()  # makes the weights
+    meter.base = base = meter.now
+    meter.log = log
+    meter.restart()
+    out = once()
+    saved = 0 if recompute is not NONE else sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
+    live, forward = meter.now - base, meter.peak - base
+    if log is not None:
+        log.append("--- backward")
+    meter.restart()
+    backward(graph, out, graph.new(out.shape, out.dtype, out.strides))
+    del out
+    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+
+
+def by_torch(
+    spec: ModelSpec,
+    batch: int = 2,
+    seq: int = 7,
+    log: list[str] | None = None,
+    recompute: Recompute = NONE,
+    autocast: bool = False,
+    include: frozenset[str] = frozenset(),
+    choices: Choices = EAGER,
+    adapters: Adapters | None = None,
+    device: str = "",
+    dtype: str = "bfloat16",
+) -> Held:
+    """The bytes of a forward and a backward pass of the reference.
+
+    recompute: saved bytes are 0 with it, because selective checkpoints bypass torch's hooks.
+    autocast: whether the weights are in float32, under torch.autocast to bfloat16; on the CPU, because meta has none.
+    device: where it runs; by default on the CPU, or on meta where torch has no kernel for the CPU.
+    dtype: the type of weights and activations without autocast.
+    """
+    device = device or device_of(choices)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if autocast else getattr(torch, dtype))
+    try:
+        with torch.device(device):
+            module: Any = spec.reference()
+            variants.change(module, choices, recompute, adapters, device)
+            ids, source = inputs(spec, batch, seq)
+    finally:
+        torch.set_default_dtype(before)
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return result(spec, module, ids, source, choices, include)
+
+    outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
+    with variants.running(choices):
+        return measured(run, outside, log, device, saves=recompute is NONE)
+
+
+def device_of(choices: Choices) -> str:
+    """Where the reference runs with these kernels."""
+    return "meta" if choices.attention == "flash" or choices.norm == "fused" else "cpu"
+
+
+def inputs(
+    spec: ModelSpec, batch: int, seq: int, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids; and those of the encoder, or its frames, of a model of both stacks. All are 0: of experts, the same
+    get all rows. dtype: the type of frames, torch's default by default.
+    """
+    ids = torch.zeros(batch, seq, dtype=torch.int64)
+    if spec.encoder is None or spec.decoder is None:
+        return ids, None
+    if spec.encoder.stem is None:
+        return ids, torch.zeros_like(ids)
+    return ids, torch.empty(spec.encoder.stem.frames(batch), dtype=dtype)
+
+
+def result(
+    spec: ModelSpec,
+    module: Any,
+    ids: torch.Tensor,
+    source: torch.Tensor | None,
+    choices: Choices = EAGER,
+    include: frozenset[str] = frozenset(),
+) -> torch.Tensor:
+    """The loss; of a model without a language-model head, its output."""
+    with_mtp = MTP.name in include
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    out, ahead = made if with_mtp else (made, [])
+    del made
+    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

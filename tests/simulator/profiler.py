@@ -1,0 +1,47 @@
+"""What torch's profiler sees the CPU allocate in a forward and a backward pass of a part's or a family's reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.witnesses import variants
+from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
+from llmcalc.workload.recompute import NONE
+from tests.simulator.models import inputs, result
+from tests.simulator.witness import saved_tensors
+
+
+@dataclass
+class Seen(CpuEvents):
+    """What the profiler saw. saved_numbers: the Python numbers that the graph saves for the backward pass."""
+
+    saved_numbers: int = 0
+
+
+def seen(spec: ModelSpec, choices: Choices = EAGER, dtype: str = "float32", batch: int = 2, seq: int = 7) -> Seen:
+    """What the CPU allocates when the reference runs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        module: Any = spec.reference()
+        ids, source = inputs(spec, batch, seq)
+    finally:
+        torch.set_default_dtype(before)
+    variants.change(module, choices, NONE)
+    with variants.running(choices):
+        result(spec, module, ids, source, choices).sum().backward()  # what is made once is made here
+        module.zero_grad()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run:
+            with record_function(FORWARD):
+                out = result(spec, module, ids, source, choices)
+            numbers = sum(one.dtype in (torch.float64, torch.int64) and not one.shape for one in saved_tensors(out))
+            with record_function(BACKWARD):
+                out.backward(torch.empty_like(out))
+    events = read_events(run)
+    return Seen(events.moments, events.sums, numbers)

@@ -1,0 +1,209 @@
+"""Adapters of other libraries than peft, and what people combine with adapters: against torch where torch runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import llmcalc
+from llmcalc.components.layers.block import Block
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.device_memory.training import Training, replay
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.autograd import Graph
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.meter import Meter
+from llmcalc.simulator.offload import STASH, Offload
+from llmcalc.simulator.tensor import BFLOAT16
+from llmcalc.witnesses import variants
+from llmcalc.workload.recompute import MODES
+from tests.comparisons import compares, of_run
+from tests.contracts.test_parts import around_a_model
+from tests.device_memory.published import DATA
+from tests.simulator.models import by_torch, without_values
+
+ALL = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+BATCH, TOKENS = 2, 7
+
+
+def spec(number: int) -> ModelSpec:
+    return around_a_model(Block.examples()[number])
+
+
+class Plain(variants.Lora):
+    """torchtune/modules/peft/lora.py, `LoRALinear.forward`; LitGPT's `LoRALinear` does the same."""
+
+    def forward(self, x: Any) -> Any:
+        out = self.base_layer(x)
+        lora_out = self.lora_A(self.dropout(x))
+        lora_out = 2.0 * self.lora_B(lora_out)
+        return out + lora_out
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("number", [0, 2, 12])
+def test_torchtune_casts_nothing(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune")
+    monkeypatch.setattr(variants, "Lora", Plain)
+    held = without_values(spec(number), adapters=how)
+    assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
+
+
+@pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str) -> None:
+    """transformers' `enable_input_require_grads`, without which a reentrant checkpoint trains nothing."""
+    recompute = MODES.get(mode) or MODES["full"].__class__(layers=True, every=2)
+    how = Adapters(3, ALL, dropout=True)
+    held = without_values(spec(number), recompute=recompute, adapters=how)
+    assert held == by_torch(spec(number), recompute=recompute, adapters=how)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`modules_to_save`: what runs is the copy, which is trained; the original lies beside it."""
+    how = Adapters(3, frozenset({"q_proj"}), copies=frozenset({"embed_tokens", "lm_head"}))
+    freeze = variants.with_adapters
+
+    def with_copies(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
+        freeze(module, how, device)
+        for copied in ("embed_tokens", "lm_head"):
+            module.get_submodule(copied).requires_grad_(True)
+
+    monkeypatch.setattr(variants, "with_adapters", with_copies)
+    held = without_values(spec(number), adapters=how)
+    assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
+
+
+@compares(lambda number: of_run(spec(number), Choices(cross_entropy="split")))
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_loss_chunk_by_chunk(number: int, chunk: int | None) -> None:
+    choices = Choices(cross_entropy="split", loss_chunk=chunk)
+    assert without_values(spec(number), choices=choices) == by_torch(spec(number), choices=choices)
+
+
+LITGPT = {
+    "phi-1.5": 62_213_432,
+    str(DATA / "published" / "stablelm-alpha-3b.toml"): 124_259_800,
+    "llama2-7b": 167_544_040,
+}
+"""Bytes that one more layer keeps with LitGPT's own code (lit_gpt/{model,lora,rmsnorm}.py at 8641822), its LoRA of rank
+8 on queries and values, and one sequence of 1,044 tokens: on meta, with torch 2.13.
+"""
+
+
+@pytest.mark.parametrize("name", LITGPT)
+def test_a_layer_keeps_what_litgpt_keeps(name: str) -> None:
+    """Equal; but that its RMSNorm keeps the reciprocal of a root in bf16, and here it is in fp32: 2 bytes per row."""
+    how = Adapters(8, frozenset({"q_proj", "v_proj"}), dropout=True, dtype=BFLOAT16, library="litgpt")
+    choices = Choices(attention="flash", norm="fused", cross_entropy="split", loss_chunk=128)
+    few, more = (
+        without_values(llmcalc.load(name, num_hidden_layers=n).model, 1, 1044, choices=choices, adapters=how).saved
+        for n in (1, 2)
+    )
+    assert more - few == LITGPT[name] + (2 * 2 * 1044 if name == "llama2-7b" else 0)
+
+
+def test_one_product_has_one_adapter() -> None:
+    together = Choices(fused_qkv=True)
+    how = Adapters(3, frozenset({"q_proj", "v_proj"}))
+    with pytest.raises(Unsupported, match="one product has one adapter; expected all of q_proj, k_proj, v_proj"):
+        without_values(spec(2), choices=together, adapters=how)
+    apart, one = (without_values(spec(2), choices=choices) for choices in (Choices(), together))
+    assert one.after == apart.after  # the same gradients
+
+
+def test_an_older_bitsandbytes_keeps_the_inputs_of_its_products() -> None:
+    """Per layer and token in bf16: the input of queries, keys and values, that of the output projection, that of gate
+    and up, and that of the last product, none of which a frozen product needs. The first layer's wants no gradient.
+    """
+    part = FeedForward(intermediate_size=24, hidden_act="silu", gated=True)
+    model = around_a_model(part)
+    assert model.decoder is not None
+    layers, h = model.decoder.num_hidden_layers, model.hidden_size
+    newest, older = (
+        without_values(model, adapters=Adapters(3, frozenset({"k_proj"}), base="nf4", bitsandbytes=version))
+        for version in ("", "0.41.1")
+    )
+    inputs = h + h + h + 24
+    assert older.live - newest.live == BATCH * TOKENS * 2 * (layers * inputs - h)
+    kept = Adapters(3, ALL, bitsandbytes="0.43.0")
+    assert (kept.keeps_inputs, kept.decodes_to_half) == (True, False)
+    assert not Adapters(3, ALL, bitsandbytes="0.43.2").keeps_inputs
+
+
+def test_a_quantised_head_is_stored_in_4_bits() -> None:
+    """LM head of 50 × h: 2 bytes each, or half a byte and an fp32 scale per 64."""
+    model = spec(2)
+    h = model.hidden_size
+    usual, narrow = (
+        replay(model, Training(2, 7, adapters=Adapters(3, ALL, base="nf4", quantized_head=head))).set_up
+        for head in (False, True)
+    )
+    weights = model.vocab_size * h
+    assert usual - narrow == 2 * weights - (-(-weights // 2) + 4 * -(-weights // 64))
+
+
+def test_offloaded_tensors_leave_the_device() -> None:
+    """Of ten saved tensors the last five stay until the first is needed again; a small one stays as it is."""
+    meter = Meter()
+    graph = Graph(meter)
+    offload = Offload(graph)
+    saved = [offload.pack(graph.new((1024,), BFLOAT16)) for _ in range(10)]
+    assert meter.now == STASH * 2048
+    small = offload.pack(graph.new((8,), BFLOAT16))
+    assert meter.now == (STASH - 1) * 2048 + 16
+    back = saved[0].unpack()
+    assert meter.now == 2048 + 16
+    assert (back.shape, small.unpack().shape) == ((1024,), (8,))
+
+
+def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
+    """Of 16 layers, and with a small vocabulary: the peak of the forward pass is in its last layer."""
+    model = llmcalc.load("llama3.2-1b", vocab_size=64).model
+    here, away = (
+        max(peak.bytes for place, peak in found.peaks.items() if place.phase == "forward")
+        for found in (replay(model, Training(2, 512, recompute=MODES["full"], offload=move)) for move in (False, True))
+    )
+    assert here - away >= (16 - STASH) * 2 * 2 * 512 * model.hidden_size
+
+
+def test_an_update_in_the_backward_pass_keeps_one_gradient_at_a_time() -> None:
+    model = llmcalc.load("llama3.2-1b", num_hidden_layers=4).model
+    after, inside = (
+        replay(model, Training(1, 16, implementation="fused", optimizer_in_backward=early)) for early in (False, True)
+    )
+    assert after.after == inside.after
+    assert {place.phase for place in inside.peaks} == {"forward", "backward"}
+    gradients = 2 * llmcalc.params(model).total
+    embedding = 2 * model.vocab_size * model.hidden_size
+    assert after.peak[1].bytes - inside.peak[1].bytes > gradients - 2 * embedding
+
+
+def test_compiled_layers_compute_a_gated_activation_again() -> None:
+    """Fused norms keep what a compiled layer keeps; of act(gate) · up it keeps both factors' inputs alone."""
+    part = FeedForward(intermediate_size=24, hidden_act="silu", gated=True)
+    model = around_a_model(part)
+    assert model.decoder is not None
+    eager, compiled = (
+        without_values(model, choices=choices).saved
+        for choices in (Choices(norm="fused", cross_entropy="fused"), Choices(compiled=True, cross_entropy="fused"))
+    )
+    assert eager - compiled == model.decoder.num_hidden_layers * BATCH * TOKENS * 24 * 2
+
+
+@pytest.mark.parametrize(("version", "copies"), [("", 1), ("2.0.1", 2), ("2.1", 1)])
+def test_adamw_before_torch_2_1_makes_two_temporaries(version: str, copies: int) -> None:
+    """pytorch#104898: the denominators were a second copy beside the square roots."""
+    model = spec(2)
+    found = replay(model, Training(2, 7, torch=version))
+    held = found.after + 2 * llmcalc.params(model).total  # the gradients
+    (step,) = [peak.bytes for place, peak in found.peaks.items() if place.phase == "step"]
+    assert step == held + copies * 2 * llmcalc.params(model).total
+    assert torch.__version__ >= "2.1"

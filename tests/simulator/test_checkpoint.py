@@ -1,0 +1,129 @@
+"""Activation checkpointing holds what torch's holds, to the byte, in every mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.components.layers.block import Block
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.lowering import Unsupported
+from llmcalc.witnesses import variants
+from llmcalc.workload.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.compare import examples
+from tests.simulator.models import by_torch, inputs, result, without_values
+
+OTHERS = ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp", *OF_TRAINERS]
+ALL = [mode for mode in MODES if mode != "none"] + OTHERS
+
+
+def deep(spec: ModelSpec, layers: int) -> ModelSpec:
+    stack = spec.main.model_copy(update={"num_hidden_layers": layers})
+    return spec.model_copy(update={"decoder": stack})
+
+
+@pytest.mark.parametrize("mode", ALL)
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 12, 13])
+def test_a_mode_holds_what_torch_holds(mode: str, number: int) -> None:
+    how = recompute_of(mode)
+    spec = deep(around_a_model(Block.examples()[number]), 3)
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec, log=ours, recompute=how)
+    assert held == by_torch(spec, log=theirs, recompute=how), "\n".join([*ours, "=====", *theirs])
+
+
+MIXTURES = {name: part for name, part in examples().items() if name.startswith("MoE-")}
+CARRIES = "MoE-9"
+"""Its router adds the hidden state of the router in the layer below."""
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_layers_of_experts_run_again(name: str) -> None:
+    spec = deep(around_a_model(MIXTURES[name]), 3)
+    how = Recompute(layers=True)
+    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+
+
+@pytest.mark.parametrize("mode", ["every:2", "attention", "attention+matmuls", "nodes:self_attn"])
+def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
+    spec, how = deep(around_a_model(MIXTURES[CARRIES]), 3), recompute_of(mode)
+    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("full-reentrant", r"^layers\.mlp\.router: --recompute full-reentrant takes no layer that .*; expected full$"),
+        ("nodes:mlp", r"^layers\.mlp\.router: it reads what the layer below has kept, .* nodes without this module$"),
+    ],
+)
+def test_where_it_cannot_it_is_refused(mode: str, said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        without_values(around_a_model(MIXTURES[CARRIES]), recompute=recompute_of(mode))
+
+
+@pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2"])
+def test_it_reads_the_same_state_again(mode: str) -> None:
+    """The gradients of the reference are those without recomputation."""
+    spec = deep(around_a_model(MIXTURES[CARRIES]), 3)
+
+    def gradients(how: Recompute) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module: Any = spec.reference().float()
+        variants.checkpoints(module, how)
+        ids, source = inputs(spec, 2, 7)
+        result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
+        return [one.grad for one in module.parameters() if one.grad is not None]
+
+    ours, theirs = gradients(recompute_of(mode)), gradients(NONE)
+    assert any(one.any() for one in theirs)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["Attention-0", "Attention-1", "Attention-4", "Attention-12", "MixtureOfAttention-0"])
+def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
+    """Its output and what its backward pass reads, beside matrix products."""
+    spec, how = deep(around_a_model(examples()[name]), 3), recompute_of("attention+matmuls")
+    choices = Choices("flash", workspace=False)
+    held = without_values(spec, recompute=how, choices=choices)
+    assert held == by_torch(spec, recompute=how, choices=choices)
+    products = Recompute(layers=True, kept=how.kept - {"flash_attention"})
+    assert without_values(spec, recompute=products, choices=choices).live < held.live
+    assert without_values(spec, recompute=products) == without_values(spec, recompute=how)  # eager runs no such kernel
+
+
+def test_an_option_says_what_runs_again() -> None:
+    assert recompute_of("none") is NONE
+    assert recompute_of("every:3") == Recompute(layers=True, every=3)
+    assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "nodes:", "nodes:a,"]
+)
+def test_an_unknown_option_is_refused(text: str) -> None:
+    with pytest.raises(
+        InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, attention, "
+    ):
+        recompute_of(text)
+
+
+def test_a_module_in_another_one_is_refused() -> None:
+    with pytest.raises(InputError, match=r"mlp\.experts is inside mlp; expected one of the two"):
+        recompute_of("nodes:mlp.experts,mlp")
+
+
+def test_a_module_that_no_layer_has_is_refused() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^--recompute nodes:attn: no layer has that module; expected some of "
+        r"self_attn_pre_norm, self_attn, mlp_pre_norm, mlp\. Did you mean self_attn",
+    ):
+        without_values(around_a_model(Block.examples()[0]), recompute=recompute_of("nodes:attn,mlp"))

@@ -1,0 +1,78 @@
+"""Attention without scores, torch's fallback in float32, and fused norms hold what torch's operations hold on meta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.lowering import Unsupported
+from tests.comparisons import compares, of_run
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.models import by_torch, without_values
+
+
+def spec(number: int) -> ModelSpec:
+    return around_a_model(Block.examples()[number])
+
+
+@compares(lambda kind, number: of_run(spec(number), Choices(attention=kind)))
+@pytest.mark.parametrize("number", [0, 1, 2, 12, 13])
+@pytest.mark.parametrize("kind", ["flash", "sdpa-math"])
+def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
+    choices = Choices(attention=kind, workspace=False)
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec(number), log=ours, choices=choices)
+    assert held == by_torch(spec(number), log=theirs, choices=choices), "\n".join([*ours, "=====", *theirs])
+
+
+@compares(lambda number: of_run(spec(number), Choices(norm="fused")))
+@pytest.mark.parametrize("number", [1, 12, 13])
+def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec(number), log=ours, choices=Choices(norm="fused"))
+    assert held == by_torch(spec(number), log=theirs, choices=Choices(norm="fused")), "\n".join(
+        [*ours, "=====", *theirs]
+    )
+
+
+def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> None:
+    wide = around_a_model(Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=96))
+    meta, gpu = (without_values(wide, choices=Choices("flash", workspace=more)) for more in (False, True))
+    assert (meta.saved, meta.live, meta.forward, meta.after) == (gpu.saved, gpu.live, gpu.forward, gpu.after)
+    assert meta.backward < gpu.backward
+
+
+def test_a_loss_in_chunks_never_has_all_logits() -> None:
+    """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
+    whole, over, chunked = (
+        without_values(spec(0), batch=2, seq=8, choices=Choices(cross_entropy=how))
+        for how in ("eager", "fused", "chunked")
+    )
+    logits = 2 * 8 * 50
+    assert whole.saved - over.saved == 4 * logits + 4 - 2 * logits  # log-probabilities and the sum of their weights
+    assert over.saved - chunked.saved == 2 * logits - 2 * 50 * 24  # it keeps gradients of its input and weight instead
+    assert over.forward < whole.forward
+
+
+def test_chunks_need_less_where_tokens_are_many() -> None:
+    wide = spec(9).model_copy(update={"vocab_size": 4096})
+    over, chunked = (
+        without_values(wide, batch=1, seq=512, choices=Choices("flash", cross_entropy=how))
+        for how in ("fused", "chunked")
+    )
+    assert chunked.forward < over.forward
+
+
+def test_what_cannot_be_fused_is_refused() -> None:
+    sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
+    with pytest.raises(
+        Unsupported, match=r"layers\.self_attn\.core: --attn-implementation flash takes no bias, no sinks"
+    ):
+        without_values(sunk, choices=Choices("flash"))

@@ -1,0 +1,49 @@
+"""Frozen weights with adapters hold what peft's layers hold, to the byte.
+
+peft is not installed for the tests: `variants.Lora` repeats the lines of peft 0.21 that run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from llmcalc.components.layers.block import Block
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.models import by_torch, without_values
+
+HOW = {
+    "queries and values": Adapters(4, frozenset({"q_proj", "v_proj"})),
+    "all": Adapters(3, frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})),
+    "dropout": Adapters(4, frozenset({"q_proj", "down_proj"}), dropout=True),
+    "of the weights' type": Adapters(4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16),
+}
+
+
+def spec(number: int) -> ModelSpec:
+    return around_a_model(Block.examples()[number])
+
+
+@pytest.mark.parametrize("name", HOW)
+@pytest.mark.parametrize("number", [0, 1, 2, 12])
+def test_adapters_hold_what_peft_holds(number: int, name: str) -> None:
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec(number), log=ours, adapters=HOW[name])._replace(saved=0)
+    assert held == by_torch(spec(number), log=theirs, adapters=HOW[name])._replace(saved=0), "\n".join(
+        [*ours, "=", *theirs]
+    )
+
+
+def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
+    """A matrix of 100 × 64: 3,200 bytes of codes, and 4 for each block of 64."""
+    plain = Adapters(4, frozenset({"q_proj"}), base="nf4")
+    assert plain.stored_bytes(6400) == 3200 + 4 * 100
+    double = Adapters(4, frozenset({"q_proj"}), base="nf4-dq")
+    assert double.stored_bytes(6400) == 3200 + 100 + 4 + 1024 + 4
+    assert plain.dtype is FLOAT32
+    of_4_bits, of_16 = (without_values(spec(0), adapters=how) for how in (plain, HOW["queries and values"]))
+    assert of_4_bits.backward > 0
+    assert of_16.backward > 0

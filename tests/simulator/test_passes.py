@@ -1,0 +1,182 @@
+"""Passes that are played do what passes that are run do, and the allocator of known events what torch's does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.megatron import rank_memory as answer
+from llmcalc.frameworks.ranks import Cluster, RankMemory
+from llmcalc.frameworks.torch import pipeline_replay as rehearsal
+from llmcalc.parallel.layout import Layout
+from llmcalc.simulator.caching_allocator import Openings, PlayedAllocator, Score, allocation
+from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
+from llmcalc.simulator.meter import Place
+from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.simulator.repeat_layers import Irregular
+from llmcalc.simulator.repeat_microbatches import Rehearsal
+from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
+
+SUMS = "allocated", "reserved", "peak_allocated", "peak_reserved"
+
+MIB = 1 << 20
+
+
+def drawn(random: Random) -> tuple[list[Event], int]:
+    """Events of storages that live for any time, of sizes around the limits of the allocator, on three streams."""
+    around = [0, 1, 512, 700, 3000, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 33 * MIB, 100 * MIB]
+    sizes = [random.choice(around) + random.choice([0, random.randrange(9999)]) for _ in range(12)]
+    events: list[Event] = []
+    live: list[int] = []
+    count = 0
+    for _ in range(random.randrange(1500)):
+        which = random.random()
+        if which < 0.02:
+            events.append((-1, STREAMED, random.randrange(3)))
+        elif which < 0.5 and live:
+            events.append((live.pop(random.randrange(len(live))), FREED, None))
+        else:
+            if which > 0.98 and live:
+                at = random.randrange(len(live))
+                events.append((count, NAMED, live[at]))
+                live[at] = count
+            else:
+                events.append((count, TAKEN, 4 * MIB) if which > 0.96 else (count, random.choice(sizes), "temporary"))
+                live.append(count)
+            count += 1
+    return events, count
+
+
+def allocated(events: list[Event], count: int, device: CachingAllocator) -> None:
+    """Allocates and frees what events say, one by one."""
+    handles: list[Any] = [None] * count
+    stream = 0
+    for x, size, what in events:
+        if size == FREED:
+            device.free(handles[x])
+        elif size == NAMED:
+            handles[x] = handles[what]
+        elif size == STREAMED:
+            stream = what
+        else:
+            handles[x] = device.allocate(what if size == TAKEN else size, stream)
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
+    random = Random(7)
+    for _ in range(40):
+        events, count = drawn(random)
+        device, played = CachingAllocator(expandable), PlayedAllocator(expandable)
+        allocated(events, count, device)
+        half, score = len(events) // 2, Score(count)
+        played.play(score.steps(events[:half]), count)
+        played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
+        assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
+        assert (score.requested, score.peak_requested) == (device.requested, device.peak_requested)
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of some of the same stretches, and then of one of their own, as each finds them on its own allocator."""
+    random, events, count = Random(5), list[Event](), 0
+    while len(events) < 500:
+        events, count = drawn(random)
+    steps = Score(count).steps(events)
+    cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
+    common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
+    openings = Openings(expandable)
+    calls = 0
+
+    def counted(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        play(*given)
+
+    play = PlayedAllocator.play
+    for number, (alike, played) in enumerate(((10, 11), (7, 1), (4, 1), (4, 1), (0, 1), (2, 3))):
+        run = [*common[:alike], ([allocation(count, (7 + number) * MIB)], 0)]
+        device = PlayedAllocator(expandable)
+        for stretch, base in run:
+            device.play(stretch, count + 1, base)
+        calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(PlayedAllocator, "play", counted)
+            found = openings.played(run, count + 1, 7)
+        assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
+        assert calls == played
+
+
+LAYOUTS = {
+    "torch, a pipeline": ("torch", "gpt2", Layout(pp=4), {"num_microbatches": 8}),
+    "torch, several chunks": ("torch", "gpt2", Layout(pp=2, vpp=2), {"num_microbatches": 8, "recompute": "full"}),
+    "torch, gradients that are parts of one": ("torch", "olmo-hybrid-7b", Layout(pp=16), {"num_microbatches": 8}),
+    "torch, replicas": ("torch", "gpt2", Layout(dp=2), {"num_microbatches": 7}),
+    "Megatron, a pipeline": ("megatron", "qwen3-0.6b", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
+    "Megatron, several chunks": ("megatron", "qwen3-0.6b", Layout(pp=2, vpp=2), {"num_microbatches": 8}),
+    "Megatron, experts": ("megatron", "olmoe-1b-7b", Layout(pp=4, dp=2, ep=2, zero=1), {"num_microbatches": 9}),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure of every rank, with the timeline of its modules."""
+    framework, name, layout, given = case
+    one = memory(llmcalc.load(name).model, Settings(phase="training", seq=64, batch=2, **given))
+
+    def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
+        cluster = Cluster.of(one, layout, framework)
+        return cluster.by_rank, [known.traces is not None for known in cluster.shared(one.runtime).values()]
+
+    played, rehearsed = ranks()
+    monkeypatch.setattr(rehearsal, "FEW", 1000)
+    monkeypatch.setattr(answer, "FEW", {True: 1000, False: 1000})
+    run, none = ranks()
+    assert rehearsed
+    assert all(rehearsed)
+    assert not none
+    assert played == run
+
+
+class Chunk:
+    """Keeps what it makes as the test says."""
+
+    def __init__(self) -> None:
+        self.meter = Recorder()
+        self.passes = Rehearsal(self.meter, 1)
+        self.kept: list[Storage] = []
+
+    def run(self, size: int, keeps: bool = False) -> Tensor:
+        def forward() -> Tensor:
+            if keeps:
+                self.kept.append(Storage(self.meter, 512))
+            Storage(self.meter, size)
+            return empty(self.meter, (8,), BFLOAT16)
+
+        self.meter.place = Place("forward")
+        return self.passes.forward(0, None, forward)
+
+
+def test_passes_that_should_be_alike_are_compared() -> None:
+    chunk = Chunk()
+    outputs = [chunk.run(size) for size in (3, 5, 7, 7)]  # the first and the second one may differ from the rest
+    assert {case[2] for case in chunk.passes.traces()} == {0, 1, 2}
+    outputs.append(chunk.run(9))
+    with pytest.raises(Irregular):
+        chunk.passes.traces()
+
+
+def test_what_a_pass_keeps_is_freed_in_a_pass() -> None:
+    chunk = Chunk()
+    output = chunk.run(3, keeps=True)
+    assert chunk.passes.traces()
+    chunk.kept.clear()
+    with pytest.raises(Irregular):
+        chunk.passes.traces()
+    del output

@@ -1,0 +1,173 @@
+"""torch's profiler sees the CPU allocate what kernels without values allocate, and what its own kernels take beside.
+
+Gradients may be added in place here: no dispatch mode is around the run.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory.settings import Settings
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
+from llmcalc.witnesses.memory import not_shown
+from tests.builders import family_shapes, spec_of
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.compare import examples
+from tests.simulator.models import without_values
+from tests.simulator.profiler import seen
+
+SCRATCH = {
+    "_safe_softmax": "which scores are minus infinity, and in which rows all are",
+    "_softmax_backward_data": "a copy of a gradient that is not contiguous",
+    "convolution": "copies of what is not contiguous, and the weight in the layout of oneDNN",
+    "convolution_backward": "the same, of gradients too",
+    "cumsum": "its input, converted to the type of the sums",
+    "div": "an input of integers, converted",
+    "embedding_dense_backward": "a copy of a gradient that is not contiguous",
+    "gelu_backward": "a tensor of its own",
+    "histc": "the edges of its bins",
+    "mul": "an input of integers, converted",
+    "repeat": "the indices of what is repeated",
+    "sort": "the indices before they are sorted",
+}
+"""Kernel of the CPU that allocates more than a number and frees it before it returns → what that is.
+
+Both are read from the profiler's events: a kernel's, and those of the operations that it calls.
+"""
+
+CASES: dict[tuple[str, str], set[str]] = {
+    ("Attention-0", "eager"): set(),
+    ("Attention-2", "eager"): {"mul"},
+    ("Attention-10", "eager"): {"sort"},
+    ("Attention-11", "eager"): {"div", "embedding_dense_backward"},
+    ("Attention-0", "sdpa-math"): {"_safe_softmax"},
+    ("Attention-4", "sdpa-math"): {"_safe_softmax"},
+    ("MLA-0", "eager"): set(),
+    ("MLA-3", "eager"): {"sort"},
+    ("MLA-0", "sdpa-math"): {"_safe_softmax"},
+    ("CompressedConvAttention-0", "eager"): {"convolution", "convolution_backward"},
+    ("CompressedAttention-2", "eager"): {"sort"},
+    ("DifferentialAttention-0", "eager"): {"repeat"},
+    ("MixtureOfAttention-0", "eager"): {"cumsum", "histc", "repeat", "sort"},
+    ("LocalAttention-1", "eager"): {"div", "embedding_dense_backward"},
+    ("ShortConv-1", "eager"): {"convolution", "convolution_backward"},
+    ("FeedForward-0", "eager"): set(),
+    ("FeedForward-3", "eager"): set(),
+    ("MoE-0", "eager"): {"cumsum", "histc", "sort"},
+    ("MoE-3", "eager"): {"cumsum", "histc", "sort"},
+    ("MoE-9", "eager"): {"cumsum", "histc", "sort"},
+    ("ProductKeyMoE-0", "eager"): set(),
+    ("RwkvChannelMix-0", "eager"): set(),
+    ("Norm-0", "eager"): set(),  # LayerNorm
+    ("Norm-3", "eager"): set(),  # RMSNorm
+    ("Norm-6", "eager"): set(),
+    ("Learned-0", "eager"): set(),
+    ("Sinusoidal-0", "eager"): set(),
+    ("RelativeBias-0", "eager"): {"div", "embedding_dense_backward"},
+    ("TokenTypes-0", "eager"): set(),
+    ("Pooler-0", "eager"): set(),
+    ("SideConvolution-0", "eager"): {"convolution", "convolution_backward", "embedding_dense_backward"},
+    ("ConvStem-0", "eager"): {"convolution", "convolution_backward", "gelu_backward"},
+    ("Block-0", "eager"): set(),
+    ("Block-12", "sdpa-math"): {"_safe_softmax"},
+    ("Gemma4Layer-1", "eager"): {"cumsum", "histc", "sort"},
+    ("ShortcutLayer-0", "eager"): {"cumsum", "histc", "sort"},
+    ("GatedNormLayer-0", "eager"): set(),
+    ("Stack-0", "eager"): {"mul"},
+    ("Stack-3", "eager"): {"_softmax_backward_data"},
+    ("LlamaForCausalLM-llama-0", "eager"): set(),  # whole models of families
+    ("Gemma2ForCausalLM-gemma2-0", "eager"): set(),
+    ("T5ForConditionalGeneration-t5-0", "eager"): {"div", "embedding_dense_backward"},
+}
+"""Part's example in a small model, or a family's model, and its attention → its kernels that allocate scratch."""
+
+
+def spec(name: str) -> ModelSpec:
+    parts = examples()
+    return around_a_model(parts[name]) if name in parts else spec_of(shapes()[name])
+
+
+@cache
+def shapes() -> dict[str, dict[str, Any]]:
+    return dict(family_shapes())
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
+    choices = Choices(attention=attention)
+    ours = without_values(spec(name), choices=choices, dtype="float32", adds_in_place=True)
+    held = ours.live, ours.forward, ours.backward
+    cpu = seen(spec(name), choices)
+    all_of_it = cpu.passes(lambda block: True)
+    assert all_of_it[0] == ours.live + NUMBER * cpu.saved_numbers  # `mul` saves a Python number as a tensor
+    assert cpu.passes(lambda block: block.counted) == held
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch.items() if size > NUMBER}
+    assert scratch == CASES[name, attention]
+    if not scratch:  # the numbers that are saved are beside the peaks, and at most one more with a copy in float32
+        assert all(
+            0 <= theirs - own <= NUMBER * (cpu.saved_numbers + 2) for theirs, own in zip(all_of_it, held, strict=True)
+        )
+
+
+# --- sums of gradients ------------------------------------------------------------------------------------------------
+
+
+def is_compared(model: ModelSpec) -> bool:
+    """Whether the reference runs the kernels that are counted: not those of recurrences."""
+    return not not_shown(model, Settings("training", batch=2, seq=7), "cpu")
+
+
+TIED = [
+    name
+    for name, shape in family_shapes(first_of_each_file=True)
+    if spec_of(shape).tie_word_embeddings and is_compared(spec_of(shape))
+]
+"""A shape of every class with tied embeddings."""
+
+
+@pytest.mark.parametrize("name", [name for name in examples() if is_compared(spec(name))] + TIED)
+def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
+    """In place, or into a new tensor; and the most bytes of both passes, which has three tables where they are tied."""
+    sums = GradientSums()
+
+    def add(size: int, in_place: bool) -> None:
+        nonlocal sums
+        sums = sums.with_sum(size, in_place)
+
+    model = spec(name)
+    ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)
+    cpu = seen(model)
+    assert cpu.sums == sums
+    assert sums.out_of_place > 0
+    assert cpu.passes() == (ours.live, ours.forward, ours.backward)
+
+
+def test_a_tied_table_has_three_gradients_at_once() -> None:
+    """The head's, the embedding's, and their sum: a linear layer's gradient is a view, whose base keeps its storage."""
+    tied, untied = (llmcalc.load("qwen3-0.6b", **TABLES, tie_word_embeddings=tie).model for tie in (True, False))
+    table = 4 * tied.vocab_size * tied.hidden_size
+    cpu, apart = seen(tied), seen(untied)
+    assert cpu.sums.out_of_place == apart.sums.out_of_place + table
+    assert cpu.passes().backward > 3 * table
+    ours = [without_values(model, dtype="float32", adds_in_place=True).backward for model in (tied, untied)]
+    assert ours == [cpu.passes().backward, apart.passes().backward]
+
+
+TABLES = {"num_hidden_layers": 1, "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+"""A model of little but tables."""
+
+
+def test_every_kernel_with_scratch_is_met() -> None:
+    assert set().union(*CASES.values()) == set(SCRATCH)
+
+
+def test_a_pass_that_holds_more_is_seen() -> None:
+    """The same model, one token longer."""
+    longer = seen(spec("Attention-0"), seq=8).passes(lambda block: block.counted)
+    assert longer > seen(spec("Attention-0")).passes(lambda block: block.counted)

@@ -1,0 +1,214 @@
+"""A run of many layers, unfolded from the events of a run of few, is the run of all of them.
+
+It is so to the byte, at every place and on the caching allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+import llmcalc
+from llmcalc.device_memory import device_memory as answer
+from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.device_memory import training_memory
+from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
+from llmcalc.device_memory.linear_in_layers import folded, node_of
+from llmcalc.device_memory.training import Training, record, replay
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.caching_allocator import PlayedAllocator
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.event_log import FREED, Event, Recorded, passing, repeatable
+from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.online_allocator import CachingAllocator
+from llmcalc.simulator.repeat_layers import Irregular, Unfolding
+from llmcalc.simulator.tensor import FLOAT32
+from llmcalc.workload.recompute import recompute_of
+
+WORKSPACE = 1 << 20
+
+MODELS = {
+    "dense": "smollm2-135m?num_hidden_layers=11",
+    "learned positions": "gpt2",
+    "experts": "olmoe-1b-7b?num_hidden_layers=8",
+    "windows": "gpt-oss-20b?num_hidden_layers=12",
+    "encoder-decoder": "flan-t5-small",
+}
+"""`windows` has a pattern of two layers."""
+
+PLAIN = Training(batch=2, seq=32, master=True)
+
+WAYS = {
+    "full": replace(PLAIN, recompute=recompute_of("full")),
+    "matmuls kept": replace(PLAIN, recompute=recompute_of("attention+matmuls"), optimizer="adamw-8bit"),
+    "every other": replace(PLAIN, recompute=recompute_of("every:2")),
+    "accumulated": replace(PLAIN, microbatches=3, optimizer="adafactor"),
+    "zeros": replace(PLAIN, keeps_gradients=True, optimizer="sgd", momentum=True),
+    "sums": replace(PLAIN, gradient_dtype=FLOAT32, optimizer="adafactor", implementation="foreach"),
+    "muon": Training(seq=32, dtype="float32", autocast=True, optimizer="muon"),
+    "adapters": Training(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
+    "updated early": Training(seq=32, optimizer_in_backward=True, implementation="fused"),
+    "offloaded": Training(seq=512, offload=True, choices=Choices("flash", "fused")),
+}
+
+PASSES = {
+    "prompt and a step": Inference(batch=2, seq=32),
+    "chunks": Inference(seq=64, chunk=8),
+    "a step": Inference(phase="decode", seq=32, paged=True, choices=Choices("flash", "fused")),
+}
+
+
+def unfolding(spec: ModelSpec, how: Training | Inference) -> Unfolding:
+    stacks = loops(spec, how.recompute.every if isinstance(how, Training) else 1)
+    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
+    assert grow
+    few = {i: stacks[i].kinds(RECORDED) for i in grow}
+    if isinstance(how, Training):
+        return Unfolding(record(spec, how, few, WORKSPACE), stacks, grow)
+    return Unfolding(record_inference(spec, how, few, WORKSPACE), stacks, grow)
+
+
+def is_the_run_of_all_layers(spec: ModelSpec, how: Training | Inference, expandable: bool = False) -> None:
+    device, whole_device = PlayedAllocator(expandable), CachingAllocator(expandable)
+    unfolded = unfolding(spec, how)
+    found, blocks = unfolded.counted({}), unfolded.blocks(device, {})
+    if isinstance(how, Training):
+        whole = replay(spec, how, whole_device, None, WORKSPACE)
+    else:
+        whole = replay_inference(spec, how, whole_device, None, WORKSPACE)
+    assert list(found.peaks) == list(whole.peaks)
+    for place, peak in found.peaks.items():
+        assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
+    assert (found.set_up, found.after) == (whole.set_up, whole.after)
+    assert (blocks.slop, blocks.slop_after) == (whole.slop, whole.slop_after)
+    assert blocks.requested + blocks.slop + blocks.free == whole.reserved
+    assert blocks.requested == whole_device.peak_requested
+    for name in ("peak_allocated", "peak_reserved"):
+        assert getattr(device, name) == getattr(whole_device, name), name
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+def test_training(model: str, expandable: bool) -> None:
+    is_the_run_of_all_layers(llmcalc.load(model).model, PLAIN, expandable)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_every_way_of_training(way: Training) -> None:
+    is_the_run_of_all_layers(llmcalc.load(MODELS["dense"]).model, way)
+
+
+@pytest.mark.parametrize("how", PASSES.values(), ids=list(PASSES))
+@pytest.mark.parametrize("model", ["dense", "windows", "encoder-decoder"])
+def test_passes_without_gradients(model: str, how: Inference) -> None:
+    if model != "dense":
+        how = replace(how, choices=Choices())  # flash attention takes no bias and no sinks
+    is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, how)
+
+
+# --- layers that differ -----------------------------------------------------------------------------------------------
+
+
+def tampered(recorded: Recorded, before: Event, after: Event) -> Recorded:
+    def changed(piece: Sequence[Event]) -> list[Event]:
+        return [after if event == before else event for event in piece]
+
+    passes = changed(recorded.first[1])
+    first, then = [*recorded.first], [*recorded.then]
+    first[1], then[1] = passes, passes
+    return replace(recorded, first=first, then=then)
+
+
+def test_repeats_that_differ_are_found() -> None:
+    spec = llmcalc.load(MODELS["dense"]).model
+    stacks = loops(spec)
+    recorded = record(spec, PLAIN, {0: RECORDED})
+    Unfolding(recorded, stacks, [0])
+    tensors = [event for event in recorded.first[1] if event[1] > 0]
+    event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
+    with pytest.raises(Irregular):
+        Unfolding(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
+    with pytest.raises(Irregular):  # one layer of two is computed again, and a pattern of one layer does not say so
+        Unfolding(record(spec, WAYS["every other"], {0: RECORDED}), stacks, [0])
+
+
+WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
+"""Of the last five tensors that were saved, those that are moved stay: here those of more than four layers."""
+
+
+def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), CachingAllocator()
+    with pytest.raises(Irregular):
+        unfolding(spec, WAITING)
+    asked: list[Mapping[int, int]] = []
+
+    def noted(spec: ModelSpec, how: Training, layers: Mapping[int, int], workspace: int) -> Recorded:
+        asked.append(layers)
+        return record(spec, how, layers, workspace)
+
+    monkeypatch.setattr(answer, "record", noted)
+    found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
+    assert asked == [{0: RECORDED}, {}]
+    assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
+    assert found.after_step_bytes == whole.after + whole.slop_after
+    assert {(point.phase, point.node): point.bytes for point in found.timeline} == {
+        (place.phase, node_of(place, loops(spec))): peak.bytes for place, peak in whole.peaks.items() if peak.bytes
+    }
+
+
+# --- one pass for two steps -------------------------------------------------------------------------------------------
+
+
+def made(*numbers: int) -> list[Event]:
+    return [(x, 512, "temporary") for x in numbers]
+
+
+def freed(*numbers: int) -> list[Event]:
+    return [(x, FREED, None) for x in numbers]
+
+
+def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
+    tokens, again = made(0), [*made(9), *freed(0)]
+    assert repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), again)
+    assert not repeatable(tokens, [*made(1, 2, 3), *freed(1)], freed(2), again)  # 3 stays
+    assert not repeatable(tokens, [*made(1, 2), *freed(1, 7)], freed(2), again)  # 7 was there before
+    assert not repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), [(9, 1024, "temporary"), *freed(0)])
+    assert passing([*made(1, 2), *freed(2, 1)])
+    assert not passing([*made(1, 2), *freed(2)])
+
+
+def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:
+    spec = llmcalc.load(MODELS["dense"]).model
+    once, twice = (record(spec, how, {0: RECORDED}) for how in (PLAIN, WAYS["zeros"]))
+    assert once.first[1] is once.then[1]
+    assert (len(twice.first), len(twice.then)) == (1, 1)
+    assert twice.first[0] is not twice.then[0]
+
+
+# --- many layers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("llama3.1-405b", Training(seq=8192, master=True)),
+        ("llama3-70b", Training(batch=2, seq=2048, recompute=recompute_of("full"))),
+        ("qwen3-235b-a22b", Training(batch=4, seq=2048, choices=Choices("flash", "fused"), optimizer="adamw-8bit")),
+    ],
+    ids=["llama3.1-405b", "llama3-70b", "qwen3-235b-a22b"],
+)
+def test_what_is_extrapolated_is_close_to_the_run_of_all_layers(name: str, how: Training) -> None:
+    """Tensors are exact; segments are within 2 %."""
+    spec, runtime = llmcalc.load(name).model, Runtime()
+    found = training_memory(spec, how, runtime)
+    unfolded = unfolding(spec, how)
+    device = PlayedAllocator()
+    blocks = unfolded.blocks(device, {})
+    peaks = folded(unfolded.counted, unfolded.stacks)
+    assert found.exact_bytes == peaks.peak[1].bytes - 2 * WORKSPACE
+    assert abs(found.peak_bytes - device.peak_allocated) < 2 * runtime.workspace + 1e-3 * device.peak_allocated
+    assert abs(found.reserved_bytes / (blocks.requested + blocks.slop + blocks.free) - 1) < 0.02

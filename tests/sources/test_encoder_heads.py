@@ -1,0 +1,85 @@
+"""Presets of encoders count the head of their config's class, as the config itself is counted.
+
+An encoder's checkpoint can have a masked-language-model head, a classifier or none, and the class in `architectures` of
+its published `config.json` says which.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.params import params
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import kind_of_class, read_config
+from llmcalc.sources.presets import load_preset, model_names
+from llmcalc.sources.to_hf import to_config
+
+CASES = Path(__file__).parents[1] / "data/cases"
+
+NAMED = {
+    "AlbertForMaskedLM": ["albert-base-v2"],
+    "BertForMaskedLM": ["bert-base", "bert-base-cased", "bert-large", "bert-large-cased", "bert-multilingual"],
+    "BertModel": [
+        "all-minilm-l12-v2", "all-minilm-l6-v2", "bge-base-en-v1.5", "bge-large-en-v1.5", "bge-small-en-v1.5",
+        "e5-base-v2", "e5-large-v2", "multilingual-e5-small", "multilingual-minilm-l12-v2",
+    ],
+    "CamembertForMaskedLM": ["camembert-base"],
+    "DistilBertForMaskedLM": ["distilbert-base-cased", "distilbert-base-uncased", "distilbert-multilingual"],
+    "ElectraForPreTraining": ["electra-base", "electra-large", "electra-small"],
+    "EuroBertForMaskedLM": ["eurobert-2.1b", "eurobert-210m", "eurobert-610m"],
+    "ModernBertForMaskedLM": ["modernbert-base", "modernbert-large"],
+    "MPNetForMaskedLM": ["all-mpnet-base-v2"],
+    "NomicBertModel": ["nomic-embed-text-v1", "nomic-embed-text-v1.5"],
+    "RobertaForMaskedLM": ["distilroberta-base", "roberta-base", "roberta-large"],
+    "XLMRobertaForMaskedLM": ["xlm-roberta-base", "xlm-roberta-large"],
+    "XLMRobertaForSequenceClassification": ["bge-reranker-large", "bge-reranker-v2-m3"],
+    "XLMRobertaModel": ["bge-m3", "multilingual-e5-base", "multilingual-e5-large"],
+}  # fmt: skip
+"""Class in `architectures` of the published config → presets. Each preset's source `config` is that file."""
+
+UNNAMED = [
+    "bert-medium", "bert-mini", "bert-small", "bert-tiny", "deberta-base", "deberta-v2-xlarge", "deberta-v2-xxlarge",
+    "deberta-v3-base", "deberta-v3-large", "deberta-v3-small", "deberta-v3-xsmall", "mdeberta-v3-base",
+]  # fmt: skip
+"""Presets whose published config has no `architectures`; then the language-model head counts."""
+
+PAIRS = [(name, cls) for cls, names in NAMED.items() for name in names]
+CHECKED = {"bert-base": "bert-base-uncased", "modernbert-base": "modernbert-base", "roberta-base": "roberta-base"}
+"""Preset → its published config in `tests/data/cases`."""
+
+
+def config_of(name: str, cls: str) -> dict[str, Any]:
+    """Returns a preset's config as its publisher writes it: with this class, or with none if it is empty."""
+    config = {key: value for key, value in to_config(load_preset(name).model).items() if key != "architectures"}
+    return {**config, "architectures": [cls], "model_type": kind_of_class(cls)} if cls else config
+
+
+def test_every_encoder_is_here() -> None:
+    encoders = {name for name in model_names() if load_preset(name).model.kind == "encoder"}
+    assert encoders == {*UNNAMED, *(name for name, _ in PAIRS)}
+
+
+@pytest.mark.parametrize(("name", "cls"), [*PAIRS, *((name, "") for name in UNNAMED)])
+def test_a_preset_has_the_head_of_its_config(name: str, cls: str) -> None:
+    model = load_preset(name).model
+    counted = ModelSpec.model_validate(read_config(config_of(name, cls))[0])
+    assert counted.head.type == model.head.type
+    assert params(counted).total == params(model).total
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_the_classes_are_those_of_the_published_configs(name: str) -> None:
+    config = json.loads((CASES / CHECKED[name] / "config.json").read_text())
+    assert config["architectures"] == [dict(PAIRS)[name]]
+    assert params(ModelSpec.model_validate(read_config(config)[0])).total == params(load_preset(name).model).total
+
+
+def test_eurobert_says_that_its_head_is_not_in_the_published_figure() -> None:
+    eurobert = load_preset("eurobert-210m")
+    head = 128256 * 768  # the masked-language-model head: an untied projection without a bias
+    assert params(eurobert.model).total == 310_266_624 == 211_766_016 + head
+    assert "EuroBertForMaskedLM" in (eurobert.published.parameters_note or "")

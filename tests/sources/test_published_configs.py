@@ -1,0 +1,231 @@
+"""Published configs with fields that their class does not read: they are read, and counted as the class builds them.
+
+`tests/data/published_configs` has their texts, and their sources in its README.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.params import total_of
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.file import described
+from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.to_hf.compare import canonical
+from llmcalc.witnesses.transformers import build
+from tests.families import shapes_of
+
+Run = Callable[..., Any]
+FOLDER = Path(__file__).parents[1] / "data/published_configs"
+
+
+def published(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return config
+
+
+ADAPTERS = (
+    "lora_rank: the adapters of rank 4 for jina-embeddings-v3's tasks are not counted: only its own code has them"
+)
+
+READ: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "doge-160m": ({}, []),
+    "doge-20m-instruct": ({}, []),
+    "jina-embeddings-v3": ({}, [ADAPTERS]),
+    "minimax-m2-awq": (
+        {"model_type": "minimax_m2"},
+        ["model_type: 'mixtral'; read as 'minimax_m2', for architectures names MiniMaxM2ForCausalLM"],
+    ),
+    "video-llava-7b": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        [
+            "mm_hidden_size: the projector from encoders of width 1024 is not counted",
+            "mm_image_tower: the image encoder 'LanguageBind/LanguageBind_Image' is not counted",
+            "mm_video_tower: the video encoder 'LanguageBind/LanguageBind_Video_merge' is not counted",
+        ],
+    ),
+}
+"""Config → (fields that name the class which it is compared with, remarks)."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_they_are_counted_as_their_class(name: str) -> None:
+    config = published(name)
+    fields, remarks = READ[name]
+    description = described(config)
+    assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
+    counted = ModelSpec.model_validate(description["model"]).tree().total(total_of)
+    model = build({**config, **fields}, to_run=False)
+    assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_bias_of_doges_first_code_is_refused() -> None:
+    with pytest.raises(InputError, match="hidden_bias: True; expected one of False"):
+        read_config({**published("doge-160m"), "hidden_bias": True})
+
+
+def test_other_classes_under_another_model_type_are_still_two_models() -> None:
+    config = {**published("minimax-m2-awq"), "model_type": "qwen3_moe", "num_experts": 8}
+    with pytest.raises(InputError, match="MiniMaxM2ForCausalLM is a class of 'minimax_m2', but model_type says"):
+        described(config)
+
+
+# --- fields of another family -----------------------------------------------------------------------------------------
+
+UNREAD = [
+    ("llama", "sliding_window", 4096),
+    ("diffllama", "sliding_window", 4096),
+    ("ernie4_5", "sliding_window", 4096),
+    ("hunyuan_v1_dense", "sliding_window", 4096),
+    ("qwen3_vl_text", "sliding_window", 4096),
+    ("modernbert", "head_dim", 16),
+    ("modernbert", "num_key_value_heads", 2),
+    ("nomic_bert", "num_key_value_heads", 2),
+    ("t5", "intermediate_size", 64),
+    ("switch_transformers", "head_dim", 16),
+    ("distilbert", "intermediate_size", 64),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), UNREAD)
+def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, value: int) -> None:
+    config = shapes_of(kind)[0]
+    with pytest.raises(InputError, match=rf"{field} = {value}: unknown field of a {kind} config"):
+        described({**config, field: value})
+    ignoring = described({**config, field: value}, allow_unknown=True)
+    assert ignoring["model"] == described(config)["model"]
+    assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
+
+
+def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:
+    """Phi-3's class has the window in every layer."""
+    phi = {**shapes_of("phi3")[0], "sliding_window": 16}
+    depth = phi["num_hidden_layers"]
+    mixed = {**phi, "layer_types": ["full_attention", *["sliding_attention"] * (depth - 1)]}
+    with pytest.raises(InputError, match="layer_types = a list: unknown field of a phi3 config"):
+        described(mixed)
+    alike = {**phi, "layer_types": ["sliding_attention"] * depth}
+    for config in (alike, mixed):
+        assert described(config, allow_unknown=True)["model"] == described(phi)["model"]
+    assert described(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
+
+
+def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> None:
+    """`AutoConfig` of transformers replaces the model type of such a file, as of Ministral 8B."""
+    from transformers import AutoConfig
+
+    mistral = {**shapes_of("mistral")[0], "sliding_window": 16, "num_hidden_layers": 3}
+    mixed = {**mistral, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(mixed))
+    assert AutoConfig.from_pretrained(tmp_path).model_type == "ministral"
+    ministral = described({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
+    counted, expected, plain = (
+        canonical(ModelSpec.model_validate(description["model"]))
+        for description in (described(mixed), ministral, described(mistral))
+    )
+    assert counted == expected != plain
+    with pytest.raises(InputError, match="layer_types: a list; expected 3 times"):
+        described({**mixed, "layer_types": ["full_attention"]})
+
+
+def test_llamas_cache_has_no_window(run: Run, tmp_path: Path) -> None:
+    config = {**shapes_of("llama")[0], "sliding_window": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out = run("kv", str(tmp_path), "--seq", "512", "--allow-unknown", "--format", "json").out
+    layers, kv_heads, head_dim = 3, 2, 32 // 4
+    assert json.loads(out)["cache"]["bytes"] == layers * 512 * 2 * kv_heads * head_dim * 2
+
+
+LISTS = [
+    ("gemma3_text", "layer_types", ["sliding_attention", "full_attention"]),
+    ("qwen2", "layer_types", ["full_attention"]),
+    ("bailing_hybrid", "mlp_layer_types", ["dense"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "more"), LISTS)
+def test_a_list_of_layers_has_as_many_as_the_model(kind: str, field: str, more: list[str]) -> None:
+    """The configuration class raises an error for any other length."""
+    config = shapes_of(kind)[0]
+    depth = config["num_hidden_layers"]
+    kinds = (config.get(field) or more * depth)[:depth]
+    config |= {"sliding_window": 8} if "attention" in more[0] else {}
+    described({**config, field: kinds})
+    with pytest.raises(
+        InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth + len(more)}"
+    ):
+        described({**config, field: [*kinds, *more]})
+    with pytest.raises(InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth - 1}"):
+        described({**config, field: kinds[:-1]})
+
+
+def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() -> None:
+    config = next(shape for shape in shapes_of("mimo_v2_flash") if "swa_head_dim" not in shape)
+    for field in ("num_attention_heads", "head_dim", "v_head_dim"):
+        value = described(config)["config"].get(field)
+        with pytest.raises(InputError, match=f"swa_{field}: 3; expected one of"):
+            described({**config, f"swa_{field}": 3})
+        if value:
+            assert described({**config, f"swa_{field}": value})["model"] == described(config)["model"]
+    layers = ModelSpec.model_validate(read_config(config)[0]).stacks()
+    assert layers
+    with pytest.raises(
+        InputError, match="hybrid_layer_pattern: a list; expected 1 for the sliding layers of layer_types"
+    ):
+        described({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+EAGLE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+    "draft_vocab_size": 32000,
+}
+"""SpecForge's `configs/llama3-8B-eagle3.json` (github.com/sgl-project/SpecForge)."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "sign"),
+    [
+        ({}, "architectures: LlamaForCausalLMEagle3 is a draft model"),
+        ({"architectures": ["LlamaForCausalLM"]}, "draft_vocab_size: 32000 is a field of a draft model"),
+        ({"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None}, "EagleLlamaForCausalLM is a draft"),
+        ({"architectures": ["Eagle3Speculator"], "model_type": None}, "Eagle3Speculator is a draft model"),
+    ],
+)
+def test_a_draft_model_is_refused_with_every_option(
+    run: Run, tmp_path: Path, fields: dict[str, Any], sign: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**EAGLE, **fields}))
+    for option in ((), ("--allow-unknown",), ("--measure",)):
+        code, out, err = run("params", str(path), *option)
+        assert (code, out) == (2, "")
+        assert sign in err
+        assert "reads the hidden states of its target model" in err
+        assert "expected the config of a whole model" in err
+        assert err.count("error:") == 1
+    with pytest.raises(InputError, match="draft model"):
+        llmcalc.load({**EAGLE, **fields}, allow_unknown=True)
+
+
+def test_other_names_are_no_drafts() -> None:
+    for name in ("LlamaForCausalLM", "Eagle2_5_VLForConditionalGeneration", "BeagleForCausalLM"):
+        assert read_config({**shapes_of("llama")[0], "architectures": [name]})[0]

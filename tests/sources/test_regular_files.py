@@ -1,0 +1,145 @@
+"""Every reader of a user's file refuses what is no regular file, without waiting for it: pipes, devices, sockets, and
+files of /proc, whose size says 0 while they contain something.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.sources.bounded import open_regular, read_bytes, require_few_elements
+from tests.bounds import bounded
+from tests.sources.test_reader_bounds import refused
+
+READERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a description": ("model.toml", ("params", "model.toml")),
+    "a config": ("config.json", ("params", "config.json")),
+    "a config in a folder": ("config.json", ("params", ".")),
+    "safetensors": ("m.safetensors", ("params", "m.safetensors")),
+    "an index": ("model.safetensors.index.json", ("params", "model.safetensors.index.json")),
+    "a shard": ("shard.safetensors", ("params", "model.safetensors.index.json")),
+    "GGUF": ("m.gguf", ("check", "m.gguf", "gpt2")),
+    "a launch file": ("run.sh", ("memory", "gpt2", "--launch", "run.sh")),
+    "a DeepSpeed file of a launch file": ("ds.json", ("memory", "gpt2", "--launch", "trainer.yaml")),
+    "a budget": ("budget.toml", ("budget", "budget.toml")),
+    "an accelerator": ("gpu.toml", ("memory", "gpt2", "--hardware", "gpu.toml")),
+}
+MESSAGES = ("is not a regular file", "is a folder without a config.json")
+
+MADE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a file of /proc": lambda path: path.symlink_to("/proc/self/environ"),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("reader", READERS)
+def test_no_regular_file(reader: str, kind: str, tmp_path: Path) -> None:
+    name, words = READERS[reader]
+    (tmp_path / "trainer.yaml").write_text("per_device_train_batch_size: 1\ndeepspeed: ds.json\n")
+    shards = {"weight_map": {"a": "shard.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(shards))
+    (tmp_path / name).unlink(missing_ok=True)
+    MADE[kind](tmp_path / name)
+    result = bounded(*words, cwd=tmp_path, timeout=30)
+    refused(result)
+    expected = (
+        ("truncated", "not a GGUF") if kind == "a file of /proc" and name.endswith(("gguf", "tensors")) else MESSAGES
+    )
+    assert any(message in result.stderr for message in expected), result.stderr
+
+
+def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("model.toml")
+        refused(bounded("params", "model.toml", cwd=tmp_path), "is not a regular file")
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was opened is looked at, not the one that had its name before."""
+    path, pipe = tmp_path / "model.toml", tmp_path / "pipe"
+    path.write_text("x")
+    os.mkfifo(pipe)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda file, *more: real(pipe if file == path else file, *more))
+    with pytest.raises(InputError, match="is not a regular file"):
+        open_regular(path, "a file")
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text("x" * 100)
+    real = os.fstat
+
+    def smaller(handle: int) -> os.stat_result:
+        found = list(real(handle))
+        found[stat.ST_SIZE] = 10
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", smaller)
+    with pytest.raises(InputError, match="its size is 10 bytes and more were read"):
+        read_bytes(path, 1000, "a file")
+
+
+@pytest.mark.parametrize("name", ["a\0b.toml", "\ud800.toml", "a\0b/config.json", "a\0b.gguf", "\ud800.safetensors"])
+def test_paths_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(InputError, match="has a character that no path can have"):
+        open_regular(Path(name), "a file")
+
+
+def test_standard_input_is_bounded(tmp_path: Path) -> None:
+    with Path("/dev/zero").open("rb") as endless:
+        refused(bounded("params", "-", stdin=endless), "standard input is too large")
+    assert bounded("params", "-", stdin=json.dumps({"model_type": "gpt2"})).returncode == 0
+
+
+def test_signs_in_texts_are_no_elements() -> None:
+    require_few_elements('{"a": "' + "[,{" * 100 + '", "b": ["\\"[[["]}', "x", 4)
+    with pytest.raises(InputError, match="x: 5 values and fields are too many; expected at most 4"):
+        require_few_elements('{"a": [1, 2], "b": "[[["}', "x", 4) or require_few_elements("[[[[[", "x", 4)
+
+
+NUMBERS: dict[str, tuple[str, ...]] = {
+    "zeros": ("1" + "0" * 400, "a number of 401 letters; expected at most 100"),
+    "thousands": ("1" + "0" * 40_000, "a number of 40,001 letters"),
+    "a fraction": ("1." + "0" * 400, "a number of 402 letters"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("key", ["params", "memory", "flops_per_token"])
+def test_a_budget_of_a_long_number(name: str, key: str, tmp_path: Path) -> None:
+    number, message = NUMBERS[name]
+    (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\n{key} = "{number}"\n')
+    refused(bounded("budget", "budget.toml", cwd=tmp_path), f"{key}: {message}")
+
+
+def test_a_budget_of_a_whole_number(tmp_path: Path) -> None:
+    for number in ("1" + "0" * 400, "0x" + "f" * 9000):
+        (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nparams = {number}\n')
+        refused(bounded("budget", "budget.toml", cwd=tmp_path), "params: ", "expected a number of at most 100 digits")
+
+
+def test_a_budget_of_many_models(tmp_path: Path) -> None:
+    (tmp_path / "budget.toml").write_text('[[model]]\ntarget = "gpt2"\nparams = 1\n' * 20_000)
+    refused(bounded("budget", "budget.toml", cwd=tmp_path), "20,000 models are too many; expected at most 1,000")
+
+
+def test_a_budget_of_many_accelerators(tmp_path: Path) -> None:
+    (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nfits = {["h100"] * 5_000}\n')
+    refused(bounded("budget", "budget.toml", cwd=tmp_path), "fits: 5,000 accelerators are too many")
+
+
+@pytest.mark.parametrize("words", [("flops", "gpt2", "--seq"), ("kv", "gpt2", "--batch"), ("shape", "--params")])
+def test_an_option_of_a_long_number(words: tuple[str, ...]) -> None:
+    refused(bounded(*words, "9" * 5000), f"{words[-1]}: ", "a number of 5,000 letters")

@@ -1,0 +1,597 @@
+"""The memory of classes of `transformers` beside llmcalc's, and what the difference consists of.
+
+A class is other people's code: what it saves for the backward pass differs from what the reference saves, which
+`llmcalc memory --attn-implementation eager` counts. `FAMILIES` has a published config of each family, at its real width
+with few layers, and all differences: each is a formula in the sequences b and their tokens t, and together they are the
+difference to the byte. b is at least 2, because torch copies less of a batch of one.
+
+`tests/data/class_memory.json` has what was measured. `python -m tests.witnesses.class_memory [NAME…]` measures again and
+rewrites it; with `--differences NAME…` it prints which tensors only one side saves, and who makes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from llmcalc.simulator.choices import Choices
+from llmcalc.sources.target import load
+from llmcalc.sources.to_hf import to_config
+from llmcalc.symbolic.saved_bytes import Pass, kept_blocks
+from llmcalc.witnesses import storages
+from llmcalc.witnesses.class_memory import AllReal, class_to_train, held_by
+from llmcalc.witnesses.storages import Held
+from tests.builders import json_lines, spec_of
+from tests.simulator.models import without_values
+
+RECORD = Path(__file__).parents[1] / "data" / "class_memory.json"
+CASES = Path(__file__).parents[1] / "data" / "cases"
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a class saves beyond llmcalc, or less. what: why. bytes: (b, t) → how much."""
+
+    what: str
+    bytes: Callable[[int, int], int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A published config with few layers, and how its class differs.
+
+    layers: of each stack, enough for its kinds of layers. differences: all of them, to the byte.
+    reason: for a class that computes something in another way altogether, in which; empty (default) for all others.
+    seq: tokens of a sequence; fewer for classes that loop over them.
+    """
+
+    layers: int
+    differences: tuple[Difference, ...] = ()
+    reason: str = ""
+    seq: int = 512
+
+
+# --- differences, in bytes: b sequences of t tokens -------------------------------------------------------------------
+
+
+def mask(cores: int, tokens: int | None = None) -> Difference:
+    """Each attention layer's masked_fill saves one byte per pair of tokens; the class adds a mask, which saves nothing.
+
+    cores: attention layers with a mask. tokens: of a sequence; None for t.
+    """
+    return Difference("no Boolean mask", lambda b, t: -cores * (tokens or t) ** 2)
+
+
+def rope(size: int, kinds: int = 1) -> Difference:
+    """cos and sin of 2 bytes for each rotated number of a head; the reference has one of each for two numbers.
+
+    size: the rotated numbers. kinds: tables of cos and sin.
+    """
+    return Difference("cos and sin of every pair twice", lambda b, t: kinds * 2 * 2 * t * (size - size // 2))
+
+
+def rope_in_float32(size: int, kinds: int = 1) -> Difference:
+    """The same in 4 bytes. kinds: tables of the class, where the reference has one."""
+    return Difference(
+        "cos and sin of every pair twice, in float32", lambda b, t: 2 * t * (kinds * 4 * size - 2 * (size // 2))
+    )
+
+
+def complex_rope(size: int) -> Difference:
+    """One complex number of 8 bytes for every pair."""
+    return Difference("cos and sin as complex numbers", lambda b, t: t * (size // 2) * (8 - 2 * 2))
+
+
+def rope_repeated(copies: int, size: int) -> Difference:
+    """Layers make cos and sin for every number anew. copies: the tables that all layers together make."""
+    return Difference("cos and sin anew in every layer", lambda b, t: 2 * t * (copies * size - 2 * (size // 2)))
+
+
+def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | None = None) -> Difference:
+    """The reference keeps its probabilities in 4 bytes, beside those in 2.
+
+    cores: attention layers. queries, keys: of a sequence; None for t.
+    """
+    return Difference("softmax in bfloat16", lambda b, t: -cores * 4 * b * heads * (queries or t) * (keys or t))
+
+
+def gelu(networks: int, width: int) -> Difference:
+    """Half the input, the hyperbolic tangent, and one plus that; one kernel keeps none of them.
+
+    networks: feed-forward networks. width: their intermediate size.
+    """
+    return Difference("GELU step by step", lambda b, t: networks * 3 * 2 * b * t * width)
+
+
+def late_weight(norms: int, width: int, rows: int = 1) -> Difference:
+    """The normalized input is kept in 4 bytes for the product with the weight, instead of in 2.
+
+    rows: the heads of a token, for norms of heads.
+    """
+    return Difference("norms multiply by their weight in float32", lambda b, t: norms * 2 * b * t * rows * width)
+
+
+def one_plus_weight(norms: int, width: int) -> Difference:
+    """The factor of the product, in 4 bytes."""
+    return Difference("norms keep 1 + weight", lambda b, t: norms * 4 * width)
+
+
+def positions(count: int) -> Difference:
+    """The positions (or segments) of all tokens, 8 bytes each, instead of those of one sequence. count: tables."""
+    return Difference("positions of every sequence", lambda b, t: count * 8 * (b - 1) * t)
+
+
+def no_positions(count: int = 1, what: str = "positions are a buffer") -> Difference:
+    """count: tables."""
+    return Difference(what, lambda b, t: -count * 8 * t)
+
+
+def unsorted(layers: int, top_k: int, width: int) -> Difference:
+    """An index puts the rows of experts back into the order of tokens, and saves its numbers of 8 bytes; the reference
+    adds them to their tokens, and torch's index_add saves the rows.
+    """
+    return Difference(
+        "experts' rows are not kept to put them back", lambda b, t: layers * b * t * top_k * (8 - 2 * width)
+    )
+
+
+def routed(what: str, layers: int, top_k: int, chosen: int, token: int = 0) -> Difference:
+    """layers: those with experts. chosen: bytes for each expert of a token. token: bytes for each token."""
+    return Difference(what, lambda b, t: layers * b * t * (top_k * chosen + token))
+
+
+def undivided(layers: int, top_k: int) -> Difference:
+    """Neither the scores of the chosen experts nor their sum is kept."""
+    return routed("experts' weights are not divided by their sum", layers, top_k, -4, -4)
+
+
+def scores_of_chosen(layers: int, experts: int) -> Difference:
+    """The reference's scores of all experts, in 4 bytes, and the sum of the chosen ones."""
+    return routed("router scores only chosen experts", layers, 0, 0, -4 * (experts + 1))
+
+
+def float32_weights(layers: int, top_k: int) -> Difference:
+    """4 bytes instead of 2, sorted by expert."""
+    return routed("experts' weights stay in float32", layers, top_k, 2)
+
+
+def float32_router(layers: int, experts: int, width: int) -> Difference:
+    """Its input and its weight, copied."""
+    return Difference("router in float32", lambda b, t: layers * 4 * (b * t + experts) * width)
+
+
+def constant(what: str, bytes: int) -> Difference:
+    """The same for any number of tokens."""
+    return Difference(what, lambda b, t: bytes)
+
+
+def per_token(what: str, bytes: int) -> Difference:
+    """Bytes for each token."""
+    return Difference(what, lambda b, t: bytes * b * t)
+
+
+FALLBACK = "its scan in single steps, as without the packages of kernels; llmcalc counts the kernels"
+"""How classes of recurrent models run on meta."""
+
+EVERY_SEQUENCE = "no Boolean mask of every sequence"
+
+FAMILIES: dict[str, Family] = {
+    # Llama and kin
+    "llama-3.1-8b": Family(2, (mask(2), rope(128))),
+    "ministral-8b-2410": Family(2, (mask(2), rope(128))),
+    "qwen2.5-7b": Family(2, (mask(2), rope(128))),
+    "qwen3-0.6b": Family(2, (mask(2), rope(128))),
+    "phi-4": Family(2, (mask(2), rope(128))),
+    "granite-3.0-8b": Family(2, (mask(2), rope(128))),
+    "hunyuan-7b": Family(2, (mask(2), rope(128))),
+    "bitnet-b1.58-2b": Family(2, (mask(2), rope(128))),
+    "exaone-4.0-1.2b": Family(2, (mask(2), rope(64))),
+    "smollm3-3b": Family(4, (mask(4), rope(128))),
+    "apertus-70b": Family(2, (mask(2), rope(128), constant("xIELU's numbers in bfloat16", -4))),
+    "minicpm3-4b": Family(2, (mask(2), rope(32), constant("the scale of the embedding", 2))),
+    "glm-4-32b-0414": Family(2, (mask(2), rope_repeated(4, 64))),
+    "olmo-1b": Family(2, (mask(2), rope_in_float32(128), per_token("norms keep the mean", 5 * 4))),
+    "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128), late_weight(9, 4096))),
+    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2), late_weight(13, 5120), late_weight(4, 128, 8))),
+    "command-r-v01": Family(
+        2,
+        (
+            mask(2),
+            rope(128),
+            per_token("norms in float32", 3 * 6 * 8192),
+            constant("norms' weight in float32", 3 * 4 * 8192),
+        ),
+    ),
+    "command-a-03-2025": Family(
+        4,
+        (
+            mask(4),
+            rope(128),
+            per_token("norms in float32", 5 * 6 * 12288),
+            constant("norms' weight in float32", 5 * 4 * 12288),
+        ),
+    ),
+    "gemma-2b": Family(2, (mask(2), rope(256), late_weight(5, 2048), one_plus_weight(5, 2048))),
+    "gemma-2-9b": Family(
+        2,
+        (mask(2), rope(256), late_weight(9, 3584), one_plus_weight(9, 3584), per_token("caps its logits", 2 * 256000)),
+    ),
+    "gemma-3-27b": Family(
+        6,
+        (
+            mask(6),
+            rope(128, 2),
+            late_weight(25, 5376),
+            late_weight(6, 128, 32),
+            late_weight(6, 128, 16),
+            one_plus_weight(25, 5376),
+            one_plus_weight(12, 128),
+        ),
+    ),
+    "gemma-4-26b-a4b": Family(
+        6,
+        (
+            mask(6),
+            rope(256),
+            Difference("cos and sin of what a head does not rotate", lambda b, t: 2 * 2 * t * (512 - 128 // 2)),
+            late_weight(43, 2816),
+            late_weight(5, 256, 16 + 8),
+            late_weight(1, 512, 16 + 2),
+            per_token("norms keep the mean square", 4 * (49 + 5 * (16 + 8 + 8) + 16 + 2 + 2)),
+            constant("norms' weight in float32", 4 * (43 * 2816 + 10 * 256 + 2 * 512)),
+            per_token("caps its logits", 2 * 262144),
+            unsorted(6, 8, 2816),
+            float32_weights(6, 8),
+        ),
+    ),
+    # GPT and kin
+    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16), gelu(2, 4096))),
+    "gpt1": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), no_positions())),
+    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
+    "gpt-j-6b": Family(
+        2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))
+    ),
+    "pythia-160m": Family(2, (mask(2), rope(16))),
+    "opt-6.7b": Family(2, (mask(2), positions(1))),
+    "xglm-564m": Family(
+        2,
+        (
+            mask(2),
+            low_softmax(2, 16),
+            Difference("torch.max keeps the masked scores", lambda b, t: 2 * (2 * b * 16 * t * t + 4)),
+        ),
+    ),
+    "bloom-560m": Family(2, (mask(2),)),
+    "mpt-7b": Family(4, (Difference("one mask of every sequence for all layers", lambda b, t: (b - 4) * t * t),)),
+    "falcon-7b": Family(2, (mask(2), rope(64), low_softmax(2, 71), constant("indices −1 and −2", 2 * 2 * 8))),
+    "starcoder-15b": Family(2, (mask(2),)),
+    "starcoder2-15b": Family(2, (mask(2), rope(128))),
+    "stablelm-2-1.6b": Family(2, (mask(2), rope(16))),
+    "phi-2": Family(2, (mask(2), rope(32), gelu(2, 10240))),
+    "nemotron-mini-4b": Family(2, (mask(2), rope(64), constant("norms keep 1 + weight", 5 * 2 * 3072))),
+    # encoders, and models of both stacks
+    "bert-base-uncased": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
+    "roberta-base": Family(2, (mask(2), low_softmax(2, 12), positions(2))),
+    "electra-small": Family(2, (mask(2), low_softmax(2, 4), no_positions())),
+    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), gelu(1, 128), no_positions())),
+    "deberta-v3-base": Family(
+        2,
+        (
+            Difference("a mask of every sequence", lambda b, t: 2 * (b - 1) * t * t),
+            low_softmax(2, 12),
+            per_token("queries are kept once for two products", -2 * 2 * 768),
+            per_token("masks its embeddings", 2),
+        ),
+    ),
+    "modernbert-base": Family(
+        3, (mask(3), rope(64), Difference("cos and sin of both bases", lambda b, t: 2 * 2 * t * 64))
+    ),
+    "eurobert-210m": Family(2, (mask(2), rope(64))),
+    "nomic-embed-text-v1": Family(2, (mask(2), low_softmax(2, 12), rope(64), positions(1))),
+    "t5-11b": Family(
+        2, (mask(4), low_softmax(6, 128), per_token("norms keep their input in bfloat16, too", 12 * 2 * 1024))
+    ),
+    "bart-base": Family(2, (mask(4), low_softmax(6, 12), positions(1))),
+    "m2m100-1.2b": Family(2, (mask(4), low_softmax(6, 16))),
+    "pegasus-large": Family(2, (mask(4), low_softmax(6, 16), no_positions(2, "positions are not trained"))),
+    "whisper-large-v3": Family(
+        2,
+        (
+            mask(2),
+            mask(2, 1500),
+            low_softmax(2, 20),
+            low_softmax(2, 20, 1500, 1500),
+            low_softmax(2, 20, None, 1500),
+            positions(1),
+        ),
+    ),
+    # mixtures of experts
+    "mixtral-8x7b": Family(2, (mask(2), rope(128), unsorted(2, 2, 4096), float32_weights(2, 2))),
+    "qwen3-30b-a3b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048))),
+    "qwen1.5-moe-a2.7b": Family(2, (mask(2), rope(128), unsorted(2, 4, 2048), undivided(2, 4))),
+    "olmoe-1b-7b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048), undivided(2, 8))),
+    "minimax-m2.5": Family(2, (mask(2), rope(64), unsorted(2, 8, 3072), float32_weights(2, 8))),
+    "granite-3.0-1b-a400m": Family(2, (mask(2), rope(64), unsorted(2, 8, 1024), scores_of_chosen(2, 32))),
+    "deepseek-v2-lite": Family(
+        2,
+        (
+            mask(2),
+            complex_rope(64),
+            unsorted(1, 6, 2048),
+            float32_weights(1, 6),
+            undivided(1, 6),
+            float32_router(1, 64, 2048),
+        ),
+    ),
+    "deepseek-v3": Family(
+        4, (mask(4), rope(64), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))
+    ),
+    "glm-4.5-air": Family(
+        2, (mask(2), rope(64), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))
+    ),
+    "dots.llm1": Family(
+        2,
+        (
+            mask(2),
+            rope(128),
+            unsorted(1, 6, 4096),
+            float32_weights(1, 6),
+            undivided(1, 6),
+            float32_router(1, 128, 4096),
+        ),
+    ),
+    "glm-5.2": Family(
+        4,
+        (
+            Difference(
+                EVERY_SEQUENCE,
+                lambda b, t: -4 * b * t * t,
+            ),
+            rope(64),
+            unsorted(1, 8, 6144),
+            float32_weights(1, 8),
+            float32_router(1, 256, 6144),
+        ),
+    ),
+    "trinity-large": Family(
+        8,
+        (
+            mask(8),
+            rope(128),
+            unsorted(2, 4, 3072),
+            float32_weights(2, 4),
+            late_weight(33, 3072),
+            late_weight(8, 128, 48),
+            late_weight(8, 128, 8),
+        ),
+    ),
+    "llama-4-scout": Family(4, reason="every expert on every token"),
+    "gpt-oss-120b": Family(
+        2,
+        (
+            mask(2),
+            Difference(
+                "softmax with sinks in bfloat16", lambda b, t: 2 * b * 64 * t * (2 * (t + 1) - 2 * t - 4 * (t + 1) + 8)
+            ),
+            late_weight(5, 2880),
+            unsorted(2, 4, 2880),
+            scores_of_chosen(2, 128),
+            routed("experts' weights in bfloat16", 2, 4, -2),
+            routed("experts' clamped gate step by step", 2, 4, 3 * 2 * 2880),
+        ),
+    ),
+    # convolutions and recurrent layers
+    "lfm2-1.2b": Family(
+        6, (mask(2), rope(64), Difference("convolutions are padded on both sides", lambda b, t: 4 * 2 * b * 2048 * 2))
+    ),
+    "mamba-130m": Family(2, reason=FALLBACK, seq=64),
+    "mamba2-2.7b": Family(2, reason=FALLBACK),
+    "falcon-h1-0.5b": Family(2, reason=FALLBACK),
+    "granite-4.0-h-micro": Family(6, reason=FALLBACK),
+    "nemotron-h-8b": Family(10, reason=FALLBACK),
+    "bamba-9b": Family(10, reason=FALLBACK),
+    "zamba2-7b": Family(8, reason=FALLBACK),
+    "qwen3-next-80b-a3b": Family(4, reason=FALLBACK),
+    "qwen3.5-35b-a3b": Family(4, reason=FALLBACK),
+    "rwkv-4-169m": Family(2, reason=FALLBACK, seq=64),
+    "recurrentgemma-2b": Family(3, reason="another loop over tokens, with float32 states; caps its logits", seq=64),
+}
+"""A folder of `tests/data/cases`, or a preset, → how its class differs."""
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+"""The names that configs give to their numbers of layers."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """A published config with few layers; that of a preset's text model where `tests/data/cases` has none."""
+    family, path = FAMILIES[name], CASES / name / "config.json"
+    if not path.exists():
+        model = load(name).model
+        stacks = [stack for stack in ("encoder", "decoder") if getattr(model, stack) is not None]
+        changes = tuple(f"{stack}.num_hidden_layers={family.layers}" for stack in stacks)
+        return to_config(load(name, changes).model)
+    config: dict[str, Any] = json.loads(path.read_text())
+    config = config.get("text_config", config)
+    whole = next(config[field] for field in LAYERS if field in config)
+    for field, value in config.items():
+        if field in LAYERS:
+            config[field] = family.layers
+        elif isinstance(value, list | str) and len(value) == whole:
+            config[field] = value[: family.layers]
+    return config
+
+
+def kernels_of(model: torch.nn.Module) -> Choices:
+    """The kernels of llmcalc that run what a class runs: norms are fused if all are torch's LayerNorm."""
+    norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    return Choices(norm="fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager")
+
+
+def measured(name: str, batch: int = BATCH, seq: int | None = None) -> tuple[str, Choices, Held, Held]:
+    """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc."""
+    seq = FAMILIES[name].seq if seq is None else seq
+    config = config_of(name)
+    spec, model = spec_of(config), class_to_train(config)
+    choices = kernels_of(model)
+    theirs, ours = held_by(spec, model, batch, seq), without_values(spec, batch, seq, choices=choices)
+    return type(model).__name__, choices, theirs, ours
+
+
+def explained(name: str, batch: int = BATCH, seq: int | None = None) -> dict[str, int]:
+    """Difference → its bytes."""
+    family = FAMILIES[name]
+    sizes: Counter[str] = Counter()
+    for difference in family.differences:
+        sizes[difference.what] += difference.bytes(batch, family.seq if seq is None else seq)
+    return dict(sizes)
+
+
+# --- which tensors ----------------------------------------------------------------------------------------------------
+
+
+class Named(AllReal):
+    """Notes in which module and by which operation every storage was made."""
+
+    made: dict[int, str] = {}
+    modules: list[str] = []
+
+    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+        key = tensor.untyped_storage()._cdata
+        if key not in self.seen:
+            module = re.sub(r"\.\d+(?=\.|$)", "", self.modules[-1]) if self.modules else ""
+            self.made[key] = f"{module} {func} {list(tensor.shape)} {tensor.dtype}"
+        super()._follow(tensor, func)
+
+
+def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[int, str]]:
+    """(bytes, origin) of everything that a class saves."""
+    model, found = class_to_train(config), list[tuple[int, str]]()
+    Named.made, Named.modules = {}, []
+    for path, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, path=path: Named.modules.append(path))
+        module.register_forward_hook(lambda *_: Named.modules.__delitem__(-1))
+
+    def saved(out: torch.Tensor, known: set[Any], device: str) -> int:
+        kept = {t.untyped_storage()._cdata: t for t in storages.saved_tensors(out) if t.device.type == device}
+        found.extend(
+            (t.untyped_storage().nbytes(), Named.made.get(key, "")) for key, t in kept.items() if key not in known
+        )
+        return 0
+
+    with patch.object(storages, "saved_bytes", saved):
+        held_by(spec_of(config), model, batch, seq, Named)
+    return found
+
+
+def differences(name: str) -> Iterator[str]:
+    """Lines that name the tensors that only one side saves."""
+    config, seq = config_of(name), FAMILIES[name].seq
+    _, choices, theirs, ours = measured(name)
+    yield f"{name}: class {theirs.saved:,}, llmcalc {ours.saved:,}, difference {theirs.saved - ours.saved:,}"
+    yield f"named: {explained(name)}, left {theirs.saved - ours.saved - sum(explained(name).values()):,}"
+    blocks = kept_blocks(spec_of(config), Pass(BATCH, seq, choices=choices))
+    sides = {
+        "class": saved_by_class(config, BATCH, seq),
+        "llmcalc": [(block.bytes, ".".join(name for name, _ in block.made.path)) for block in blocks],
+    }
+    counts = {side: Counter(size for size, _ in found) for side, found in sides.items()}
+    for side, other in (("class", "llmcalc"), ("llmcalc", "class")):
+        for size, more in sorted((counts[side] - counts[other]).items()):
+            origins = {each: Counter(where for n, where in sides[each] if n == size) for each in (side, other)}
+            yield f"{side}: {more} more of {size:,} bytes"
+            yield from (f"    {each}: {n} × {where}" for each in origins for where, n in origins[each].items())
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Preset → its class, the kernels compared, [class, llmcalc] for each quantity, and the differences in bytes."""
+    found: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
+    return found
+
+
+def record(name: str) -> dict[str, Any]:
+    """What is recorded of a family. Raises `AssertionError` if its differences do not add up."""
+    family = FAMILIES[name]
+    cls, choices, theirs, ours = measured(name)
+    named = explained(name)
+    assert family.reason or theirs.saved - ours.saved == sum(named.values()), (name, theirs, ours, named)
+    both = {field: [getattr(theirs, field), getattr(ours, field)] for field in Held._fields}
+    return {
+        "class": cls,
+        "norm": choices.norm,
+        "layers": family.layers,
+        "batch": BATCH,
+        "seq": family.seq,
+        **both,
+        "differences": named,
+    }
+
+
+def classes_table() -> str:
+    """The families, with what their classes and llmcalc save, in MB."""
+    lines = [
+        "| config | layers | class | saves | llmcalc | `--norm` | | because |",
+        "|:---|---:|:---|---:|---:|:---|---:|:---|",
+    ]
+    for name, found in recorded().items():
+        theirs, ours = found["saved"]
+        why = "; ".join(f"{what} ({_megabytes(size, '+')})" for what, size in found["differences"].items())
+        cells = [
+            name,
+            str(found["layers"]),
+            found["class"],
+            _megabytes(theirs),
+            _megabytes(ours),
+            found["norm"],
+            "equal" if theirs == ours else f"{100 * (theirs / ours - 1):+.2f} %".replace("-", "−"),
+            FAMILIES[name].reason or why,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _megabytes(size: int, sign: str = "") -> str:
+    """Bytes as MB; fewer than 50 kB as kB or B."""
+    for unit, text in ((10**6, "MB"), (10**3, "kB")):
+        if abs(size) * 20 >= unit:
+            return f"{size / unit:{sign},.1f} {text}".replace("-", "−")
+    return f"{size:{sign}} B".replace("-", "−")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--differences"]:
+        for name in sys.argv[2:]:
+            print("\n".join(differences(name)))
+        return
+    known = recorded() if RECORD.exists() else {}
+    for name in sys.argv[1:] or FAMILIES:
+        known[name] = record(name)
+    RECORD.write_text(json_lines({name: known[name] for name in FAMILIES if name in known}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Classes of `transformers` save what llmcalc counts and the named differences, to the byte.
+
+All families are in `tests/data/class_memory.json`; a sample of them is measured again here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llmcalc.witnesses.class_memory import AllReal, class_memory, class_to_train
+from llmcalc.witnesses.storages import measured
+from tests.builders import spec_of
+from tests.families import shapes_of
+from tests.witnesses.class_memory import BATCH, FAMILIES, classes_table, explained, record, recorded
+from tests.witnesses.class_memory import measured as both
+
+SAMPLE = (
+    "llama-3.1-8b",
+    "olmo-2-7b",
+    "command-r-v01",
+    "gemma-2-9b",
+    "gpt2-medium",
+    "mpt-7b",
+    "falcon-7b",
+    "bert-base-uncased",
+    "t5-11b",
+    "whisper-large-v3",
+    "deepseek-v3",
+    "gpt-oss-120b",
+    "mamba2-2.7b",
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_class_saves_what_is_recorded(name: str) -> None:
+    assert record(name) == recorded()[name], "run python -m tests.witnesses.class_memory"
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-2-9b", "mpt-7b", "t5-11b", "deepseek-v3", "gpt-oss-120b"])
+def test_the_differences_are_those_of_other_lengths_too(name: str) -> None:
+    _, _, theirs, ours = both(name, batch=3, seq=200)
+    assert theirs.saved - ours.saved == sum(explained(name, batch=3, seq=200).values())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_differences_are_named(name: str) -> None:
+    family, found = FAMILIES[name], recorded()[name]
+    theirs, ours = found["saved"]
+    assert found["differences"] == explained(name)
+    if family.reason:
+        assert not family.differences
+        assert theirs != ours
+    else:
+        assert theirs - ours == sum(found["differences"].values())
+        assert all(found["differences"].values())  # each is needed
+
+
+def test_most_families_add_up() -> None:
+    """Of 76 families, 64 do; the others run recurrences step by step, or every expert."""
+    assert sum(not family.reason for family in FAMILIES.values()) == 64
+    assert len(FAMILIES) == len(recorded()) == len(classes_table().splitlines()) - 2 == 76
+
+
+def test_a_class_that_is_given_labels_keeps_them_shifted() -> None:
+    config = shapes_of("llama")[0]
+    spec, seq = spec_of(config), 16
+    model = class_to_train(config)
+    ids = torch.empty(BATCH, seq, dtype=torch.int64, device="meta")
+    outside = [*model.parameters(), *model.buffers(), ids]
+    given = measured(lambda: model(input_ids=ids, labels=ids).loss, outside, follows=AllReal)
+    assert given.saved == class_memory(spec, config, BATCH, seq).saved + BATCH * seq * 8
+
+
+def test_a_head_without_logits_runs_up_to_its_result() -> None:
+    config = next(shape for shape in shapes_of("bert") if shape["architectures"] == ["BertForSequenceClassification"])
+    held = class_memory(spec_of(config), config, BATCH, 8)
+    assert 0 < held.saved < held.live

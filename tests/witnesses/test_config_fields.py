@@ -1,0 +1,90 @@
+"""A config field counts in llmcalc only if the family's class reads it, for every family and encoder.
+
+`config_fields.py` says how the two are compared. The class of every family is in `transformers`: its own, or that of
+the model type in `Family.like`. So no family is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmcalc.sources.huggingface import parts, registry
+from llmcalc.sources.huggingface.config import Config
+from llmcalc.sources.huggingface.families.llama import llama
+from llmcalc.sources.huggingface.registry import classes, family_of, model_types
+from tests.families import shapes_of
+from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
+
+SHARES = 4
+"""Number of tests that share the model types, so that several processes can run them."""
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_fields_count_exactly_where_the_class_reads_them(share: int) -> None:
+    found = [
+        str(difference)
+        for kind in model_types()[share::SHARES]
+        for config in configs_of(kind)
+        for difference in differences(config)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_family_has_a_class() -> None:
+    without = [kind for kind in model_types() if kind not in classes() and family_of(kind).like is None]
+    assert all(family_of(kind).text is not None or shapes_of(kind)[0]["architectures"] for kind in without)
+    assert all(class_reads(shapes_of(kind)[0]) for kind in ("mimo", "kimi_k2", "internlm3"))  # classes of other types
+
+
+# --- wrong readings are found -----------------------------------------------------------------------------------------
+
+
+def found_with(
+    monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Config], dict[str, Any]]
+) -> list[Difference]:
+    """Returns the differences of a model type's first shape if it is read by another function."""
+    family = replace(family_of(kind), read=read)
+    known = registry.family_of
+    for module in (registry, __import__("tests.witnesses.config_fields", fromlist=["_"])):
+        monkeypatch.setattr(module, "family_of", lambda name, *args, **more: family if name == kind else known(name))
+    return list(differences(shapes_of(kind)[0]))
+
+
+def test_a_window_that_the_class_does_not_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(c: Config) -> dict[str, Any]:
+        table = llama._llama(c)
+        window = c.maybe("sliding_window")
+        if window is not None:
+            table["decoder"]["block"]["attention"]["sliding_window"] = window
+        return table
+
+    assert [found.path for found in found_with(monkeypatch, "llama", read)] == ["sliding_window"]
+
+
+@pytest.mark.parametrize("field", ["head_dim", "num_key_value_heads"])
+def test_a_size_that_only_rotary_angles_read_is_found(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """ModernBERT's rotary embedding reads `head_dim`, its projections do not."""
+    known = family_of("modernbert").read
+    assert known is not None
+
+    def read(c: Config) -> dict[str, Any]:
+        table = known(c)
+        if c.maybe(field) is not None:
+            table["encoder"]["block"]["attention"][field] = c.size(field)
+        return table
+
+    assert [found.path for found in found_with(monkeypatch, "modernbert", read)] == [field]
+
+
+def test_a_list_of_another_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
+        given = c.get(field)
+        return default if given is None else [kinds[name] for name in (*given, *given)][: len(default)]
+
+    monkeypatch.setattr(parts, "listed", listed)
+    (found,) = differences(shapes_of("gemma3_text")[0])
+    assert (found.path, "the class rejects it" in found.reason) == ("layer_types", True)

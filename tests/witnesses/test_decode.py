@@ -1,0 +1,220 @@
+"""FLOPs of one decoded token against the class, for every family that decodes: one pass fills the cache, and the next
+reads it with a single token.
+
+The counts follow the conventions for decoding in the README. If a class runs more than that, `MORE` states the extra
+work, the reason and the families. The count with it equals the class's, and without it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from math import prod
+from typing import Any
+
+import pytest
+
+from llmcalc.algebra import Number
+from llmcalc.costs.flops import forward_of
+from llmcalc.flow.tree import Use
+from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op
+from llmcalc.sources.huggingface.registry import FILES, text_of
+from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.transformers import build, quirks_of
+from llmcalc.witnesses.witness import family_behind
+from llmcalc.workload.execution import LatentForm
+from llmcalc.workload.with_past import WithPast
+from tests.builders import sight, spec_of
+
+BATCH, CONTEXT = 2, 40
+
+
+def _one_more_output(op: Op) -> Op:
+    return replace(op, overlap=op.overlap + 1) if isinstance(op, Conv1d) else op
+
+
+def _no_product(op: Op) -> Op:
+    return Elementwise() if isinstance(op, Conv1d) else op
+
+
+def _every_key(op: Op) -> Op:
+    if isinstance(op, EntryScores):
+        return replace(op, chosen=None)
+    if isinstance(op, BlockCore):
+        return replace(op, blocks=CONTEXT)
+    if isinstance(op, AttentionCore):
+        return replace(op, selected=None)
+    return replace(op, rows=WithPast(of=op.rows.of)) if isinstance(op, Linear) and isinstance(op.rows, WithPast) else op
+
+
+def _no_window(op: Op) -> Op:
+    return replace(op, window=None) if isinstance(op, AttentionCore) else op
+
+
+@dataclass(frozen=True)
+class More:
+    """Work of classes that the count does not include.
+
+    families: model types.
+    follow: returns an op as the classes run it.
+    mla: the form of latent attention that they run.
+    times: the number of times that they process each token.
+    """
+
+    why: str
+    families: str
+    follow: Callable[[Op], Op] = lambda op: op
+    mla: LatentForm = "auto"
+    times: int = 1
+
+
+MORE: Mapping[str, More] = {
+    "latents": More(
+        "for each token the class makes keys and values of every cached latent again; decoding is counted absorbed",
+        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 kimi_k2 "
+        "kimi_linear longcat_flash minicpm3 mistral4 youtu",
+        mla="expanded",
+    ),
+    "convolutions": More(
+        "without its kernel the class runs a convolution over the new input and all that its state keeps, which is one "
+        "more than the kernel's width, and drops the first of two outputs",
+        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe lfm3 mamba "
+        "mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2",
+        _one_more_output,
+    ),
+    "convolution by hand": More(
+        "the class multiplies and sums the inputs of one token's convolution element by element",
+        "recurrent_gemma",
+        _no_product,
+    ),
+    "chosen keys": More(
+        "eager attention computes the scores of all keys and masks those that are not chosen; decoding is counted over "
+        "the chosen ones",
+        "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4 minimax_m3_vl_text",
+        _every_key,
+    ),
+    "windows": More("its local layers keep and read every token", "gpt_neo", _no_window),
+    "sequences": More(
+        "the class adds the state of every sequence to each of them, so that a batch of two is run as four",
+        "rwkv",
+        times=BATCH,
+    ),
+}
+WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
+ENCODERS = {
+    *("albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "eurobert", "gte"),
+    *("jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "xlm-roberta", "xlnet"),
+}
+"""Families of encoder-only models or classifiers, which do not decode."""
+KEPT = {"past_key_values", "cache_params", "state"}
+"""Names of the cache in the classes."""
+LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")
+"""Fields of ops that limit the tokens read."""
+
+
+def _kinds(spec: ModelSpec) -> set[Any]:
+    """The ops of a model by type and limits."""
+    ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.forms.values())]
+    return {(type(op), *(limit for limit in LIMITS if getattr(op, limit, None) is not None)) for op in ops}
+
+
+@cache
+def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
+    """Returns (its name, a config, its spec) of every shape of a file that decodes."""
+    found = []
+    for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+        for i, shape in enumerate(some):
+            config = {"architectures": [cls], **shape}
+            spec = spec_of(config)
+            if spec.kind != "encoder" and spec.head.type != "classification":
+                found.append((f"{cls}-{shape['model_type']}-{i}", config, spec))
+    return tuple(found)
+
+
+@cache
+def shapes(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
+    """Returns the first decoding shape of each family, and every shape with a kind of op that no earlier shape has."""
+    families: set[str] = set()
+    known: set[Any] = set()
+    chosen = []
+    for name, config, spec in decoders(file):
+        kinds = _kinds(spec)
+        if config["model_type"] not in families or not kinds <= known:
+            chosen.append((name, config, spec))
+        families.add(config["model_type"])
+        known |= kinds
+    return tuple(chosen)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
+    """The count with all entries of its family equals the class's, and each entry changes the count of some shape."""
+    listed, needed = set(), set()
+    for name, config, spec in shapes(file):
+        family = config["model_type"]
+        if family in WITHOUT_CACHE:
+            assert not KEPT & {*signature(build(config).forward).parameters}
+            continue
+        more = {key for key, one in MORE.items() if family in one.families.split()}
+        counted = _counted(config, spec, more)
+        assert _measured(config, spec) == counted, name
+        listed |= {(key, family) for key in more}
+        needed |= {(key, family) for key in more if _counted(config, spec, more - {key}) != counted}
+    assert needed == listed
+
+
+def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
+    """FLOPs of one token after others, with the extra work of the class."""
+    found = [MORE[key] for key in more]
+
+    def cost(use: Use) -> Number:
+        op = use.op
+        for one in found:
+            op = one.follow(op)
+        return forward_of(replace(use, op=op))
+
+    form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
+    run = sight(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
+    return prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+
+
+def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
+    """FLOPs of one token after others, measured on the class."""
+    import torch
+    from transformers import DynamicCache
+
+    model: Any = build(config)
+    device = next(model.parameters()).device
+    ids = torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device)
+    name = "input_ids"
+    inputs: dict[str, Any] = {"use_cache": True}
+    if spec.encoder is not None:
+        stem, masks = spec.encoder.stem, {}
+        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # else it reads values of the ids
+            masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
+            inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
+        source = ids if stem is None else torch.empty(stem.frames(BATCH), dtype=torch.bfloat16, device=device)
+        name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
+    out = model(**{name: ids}, **inputs)
+    kept = {word: out[word] for word in KEPT & {*out}}
+    if not kept:  # the class fills a given cache, and creates none
+        kept = {"past_key_values": DynamicCache(config=model.config)}
+        model(**{name: ids}, **inputs, **kept)
+    measured, _ = count_flops(model, lambda: model(**{name: ids[:, :1]}, **inputs, **kept))
+    return measured[""]
+
+
+def test_every_family_that_decodes_is_here() -> None:
+    """A wrapper with vision or audio decodes with the text model of another family, which is included."""
+    here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
+    for kind in (kind for kinds in FILES.values() for kind in kinds if kind not in here):
+        family = family_behind(kind)
+        assert family is not None
+        assert family.text in here or kind in ENCODERS, kind
+    assert {kind for one in MORE.values() for kind in one.families.split()} | {*WITHOUT_CACHE} <= here
+    assert not here & ENCODERS

@@ -1,0 +1,202 @@
+"""Real gloo processes on the CPU: what each holds equals the replay to the byte, and the loss that of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.cli.main import main
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
+from llmcalc.witnesses.distributed.job import Job, job_of, replayed
+from llmcalc.witnesses.distributed.launch import started
+
+pytest.importorskip("torch")
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+    "intermediate_size": 48, "vocab_size": 90,
+}  # fmt: skip
+"""Of a tiny model, whose vocabulary four ranks do not divide evenly."""
+
+UNTIED: ModelSpec = llmcalc.load("llama3-8b", **SIZES).model
+
+TIED: ModelSpec = llmcalc.load("smollm2-135m", **SIZES).model
+
+
+POSITIONS: ModelSpec = llmcalc.load("gpt2", num_hidden_layers=2, hidden_size=48, vocab_size=90).model
+"""With learned positions, biases, and a tied head."""
+
+DEEPER: ModelSpec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 4}).model
+
+
+def fsdp(shards: int, **more: int) -> Layout:
+    return Layout(dp=shards, zero=3, **more)
+
+
+PAIRS = [
+    job_for(UNTIED, fsdp(2), 2, 7),
+    job_for(TIED, Layout(tp=2), 2, 7),
+    job_for(POSITIONS, Layout(pp=2), 2, 7),
+    job_for(UNTIED, Layout(dp=2), 1, 7),
+]
+
+FOURS = [
+    job_for(TIED, fsdp(4), 2, 7),
+    job_for(UNTIED, Layout(tp=4), 2, 7),
+    job_for(DEEPER, Layout(pp=4), 1, 7, 6),
+    job_for(TIED, Layout(tp=2, pp=2), 1, 7),
+    job_for(UNTIED, fsdp(2, pp=2), 1, 7),
+    job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
+]
+
+
+@pytest.mark.parametrize("jobs", [PAIRS, FOURS], ids=["two processes", "four processes"])
+def test_every_rank_holds_what_its_replay_does(jobs: list[Job]) -> None:
+    for job, verdict in zip(jobs, verify_all(jobs), strict=True):
+        wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
+        assert not wrong, (job.layout.options(), wrong)
+        assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
+
+
+def test_torchrun_runs_the_same_command() -> None:
+    sets = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
+    command = ["llmcalc", "verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", "--format", "json"]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", *command, "--fsdp", "2", *sets],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert (found["ok"], found["layout"]["world"], len(found["checks"])) == (True, 4, 4 * 7 + 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tp 2", "options of layouts only apply to --distributed"),
+        ("--distributed --memory", "--against, --device, --every-layer and --memory do not apply"),
+        ("--distributed --tp 2 --fsdp 2 --devices 3", "--devices 3: tp · cp · pp · dp is another number"),
+    ],
+)
+def test_options_of_something_else_are_refused(
+    options: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["llmcalc", "verify", "smollm2-135m", *options.split()])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
+
+
+def test_a_module_without_a_rule_is_named() -> None:
+    from llmcalc.witnesses.distributed.parallel import divide_products
+
+    mesh: Any = SimpleNamespace(size=lambda: 2)
+    module = llmcalc.load("qwen3-8b", **SIZES).model.reference()
+    with pytest.raises(
+        InputError, match=r"--tp 2: no rule to divide layers.0.self_attn.q_norm.weight; expected --tp 1"
+    ):
+        divide_products(module, mesh)
+
+
+# --- what must be found -----------------------------------------------------------------------------------------------
+
+
+def test_a_byte_too_many_and_another_loss_are_found() -> None:
+    job = PAIRS[0]
+    ours = replayed(job, 0)
+    theirs = ours | {"backward_peak_bytes": ours["backward_peak_bytes"] + 4}
+    found = {
+        "ranks": [(ours, theirs), (ours, ours)],
+        "losses_of_one": [4.5, 4.4],
+        "losses": [4.5, 4.401],
+        "scratch": {},
+    }
+    failures = [(check.where, check.quantity) for check in verdict_of(job, found).failures]
+    assert failures == [("rank 0", "memory.backward_peak_bytes"), ("step 2", "loss")]
+
+
+def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
+    """[vocab, hidden] in float32 on both ranks, where the table itself has half of the rows."""
+    found = replayed(job_for(UNTIED, Layout(tp=2), 2, 7), 0)
+    rest = found["before_step_bytes"] - found["after_step_bytes"]  # all gradients
+    weights = found["set_up_bytes"]
+    assert rest - weights == 4 * 45 * 32
+
+
+def test_a_job_is_the_same_after_it_was_written() -> None:
+    for job in FOURS:
+        assert job_of(job.text()) == job
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(dp=2, zero=1), "--distributed: --zero 1 is not run; expected --fsdp"),
+        (Layout(dp=2, tp=2), "because DDP takes no distributed tensors; expected --fsdp"),
+        (Layout(pp=2, tp=2, dp=2, zero=3), "--distributed: FSDP2 with --tp in a pipeline is not run"),
+        (Layout(dp=2, hsdp_replicas=2), "--distributed: --hsdp-replicas needs --fsdp"),
+        (Layout(cp=2), "--cp 2: not in torch's own kernels"),
+        (Layout(tp=2, sequence_parallel=True), "--sequence-parallel is not run; expected --tp alone"),
+        (Layout(tp=8), "--tp 8: does not divide num_attention_heads 4; expected one of 1, 2, 4"),
+        (Layout(pp=3), "--pp 3: 3 stages do not divide 2 layers"),
+    ],
+)
+def test_what_does_not_run_is_refused(layout: Layout, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        job_for(UNTIED, layout, 1, 7)
+    assert message in str(error.value)
+
+
+def test_a_model_too_large_for_the_cpu_is_refused() -> None:
+    with pytest.raises(InputError, match=r"2 processes take at least 64,242,089,984 bytes.*--set num_hidden_layers=2"):
+        job_for(llmcalc.load("llama3-8b").model, Layout(tp=2))
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("if rank == 1: raise ValueError('no such shape')", "rank 1 ended with exit code 1: ValueError: no such shape"),
+        ("if rank == 1: import llmcalc.errors as e; raise e.InputError('--tp 2: no rule')", "^--tp 2: no rule$"),
+        ("if rank == 1: os.kill(os.getpid(), 9)", "rank 1 was killed by SIGKILL"),
+        ("", "rank 0, 1 had not ended after 2 seconds"),
+    ],
+    ids=["fails", "refuses", "is killed", "hangs"],
+)
+def test_all_processes_end_when_one_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, message: str
+) -> None:
+    (tmp_path / "bad_process.py").write_text(
+        f"import os, pathlib, time\nrank = int(os.environ['RANK'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text(str(os.getpid()))\n{lines}\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=message):
+        started(PAIRS[:1], limit=2, module="bad_process")
+    assert time.monotonic() - start < 10
+    processes = [int(path.read_text()) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert processes
+    assert not any(map(alive, processes))

@@ -1,0 +1,183 @@
+"""Every family of Hugging Face configs against its real class, at small shapes; and real configs against measurements.
+
+`tests/families` has the shapes of the families in `llmcalc/sources/huggingface/families`, file by file.
+`tests/data/cases` has published configs with totals, FLOPs and cache measured on the classes of transformers 5.23 (see
+its README).
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.flops import forward_of
+from llmcalc.flow.tree import Place
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.target import load
+from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
+from llmcalc.witnesses.transformers import verify_config
+from llmcalc.witnesses.witness import witness_of
+from tests.builders import CASES, family_shapes, sight
+from tests.families import shapes_of
+from tests.witnesses.verdicts import coverage, hold
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def _known(case: Path) -> bool:
+    config = _read(case / "config.json")
+    return config["model_type"] in model_types()
+
+
+SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
+
+
+@pytest.mark.parametrize("config", SHAPES)
+def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
+    table, notes = read_config(config)
+    spec = ModelSpec.model_validate(table)
+    verdict = verify_config(spec, config)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
+    assert not notes
+    hold(config, spec, verdict)
+    shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
+    compared = {(check.node, check.quantity) for check in verdict.checks}
+    missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
+    assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
+
+
+def test_nearly_all_leaves_are_compared_by_themselves() -> None:
+    """Over all families; the README's table has the share of each."""
+    found = [coverage(file) for file in FILES]
+    assert sum(alone for alone, _ in found) >= 0.99 * sum(leaves for _, leaves in found)
+
+
+IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
+"""Parts with matrix products that classes compute in the layer itself, so they have no module."""
+
+
+def _with_products(spec: ModelSpec) -> list[Place]:
+    """Every layer with FLOPs, and its parts with FLOPs that are modules of a class."""
+    places = list(spec.tree().walk(sight(seq=LEAST_SEQ)))
+    layers = [place for place in places if place.node.kind == "layer"]
+    parts = {
+        f"{layer.path}.{part.segment}"
+        for layer in layers
+        for part in layer.node.children
+        if part.name not in IN_THE_LAYER
+    }
+    costly = layers + [place for place in places if place.path in parts]
+    return [place for place in costly if place.each(forward_of)]
+
+
+@pytest.mark.parametrize("config", SHAPES)
+def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
+    verdict = verify_reference(ModelSpec.model_validate(read_config(config)[0]), batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
+
+
+@pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
+def test_every_family_has_two_shapes(kind: str) -> None:
+    assert len(shapes_of(kind)) >= 2
+
+
+def _text(table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the text model alone."""
+    return {name: value for name, value in table.items() if name != "towers"}
+
+
+@pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).text is not None])
+def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
+    """The text config has the same meaning inside its wrapper, whose class may tie differently (test_ties.py) or add
+    fields.
+    """
+    family = family_of(kind)
+    file = next(f for f, kinds in FILES.items() if family.text in kinds)
+    shapes = [
+        s
+        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
+        for s in shapes
+        if s["model_type"] == family.text
+    ]
+    never = {"tie_word_embeddings": False} if family.ties == "never" else {}
+    assert shapes
+    for shape in shapes:
+        wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
+        assert (
+            _text(read_config({**wrapper, "text_config": shape})[0])
+            == read_config({**family.filled, **shape, **never})[0]
+        )
+        if "tie_word_embeddings" in shape and family.ties == "wrapper":
+            untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
+            outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
+            assert _text(read_config({**outer, "text_config": untold})[0]) == read_config(shape)[0]
+
+
+OF_NO_CLASS: dict[str, tuple[Any, ...]] = {
+    "add_full_attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (True,),
+    "attention_bias": (True, False),
+    "conv_act": ("tanh",),
+    "conv_groups": (1,),
+    "first_k_dense_replace": (0, 1),
+    "full_attention_interval": (4,),
+    "global_attn_every_n_layers": (3,),
+    "global_head_dim": (512,),
+    "index_skip_topk_offset": (2,),
+    "index_topk_freq": (1,),
+    "mlp_bias": (False,),
+    "moe_layer_freq": (1,),
+    "qk_norm_type": ("per_layer",),
+    "router_bias": (False,),
+    "shared_intermediate_size": (0,),
+    "sliding_window_pattern": (4, 6),
+    "summary_proj_to_labels": (True,),
+    "summary_use_proj": (True,),
+    "tie_word_embeddings": (False,),
+    "type_vocab_size": (2,),
+    "use_qk_norm": (True,),
+    "use_routing_bias": (True,),
+    "zero_expert_type": ("identity",),
+}
+"""Defaults of fields that a configuration class does not have: its `__init__` or its modules read them with their own
+default. Any other such field does not exist if a config omits it.
+"""
+
+
+@pytest.mark.parametrize("kind", model_types())
+def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
+    """A field that a config omits has the default of its class; a changed default in another version of transformers
+    fails here.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    cls = CONFIG_MAPPING[witness_of(kind)]
+    made = cls()
+    made.allow_global_per_layer_attribute_access = True  # Gemma 4's layers have different head sizes
+    for name, value in family_of(kind).defaults.items():
+        has = [getattr(holder, name) for holder in (cls, made) if hasattr(holder, name)]
+        allowed = has or [None, *OF_NO_CLASS.get(name, ())]
+        assert value in allowed, f"{kind}.{name}: {value!r} here, {has!r} in transformers"
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if _known(c)])
+def test_real_configs_are_exact(case: Path) -> None:
+    truth = _read(case / "truth.json")
+    spec = load(str(case)).model
+    kind = text_of(_read(case / "config.json"))[2]
+    assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
+    for seq, flops in truth["forward_flops_eager_batch1"].items():
+        assert total(kind, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
+    for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
+        assert (
+            total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, sight(seq=int(seq))) == 8 * cache["bytes"]
+        )

@@ -1,0 +1,134 @@
+"""Every head that `transformers` has for the supported families is counted as its class builds it, or rejected by name.
+
+The classes are found automatically, so heads of new versions are included. There are three labels, because two would
+hide a class that always scores the two ends of an answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from copy import deepcopy
+from functools import cache
+from typing import Any, get_args
+
+import pytest
+
+from llmcalc.components.choices import HEADS
+from llmcalc.components.head import HeadKind
+from llmcalc.costs.flops import forward_of
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.witnesses.checks import Verdict
+from llmcalc.witnesses.measure import count_flops
+from llmcalc.witnesses.reference import LEAST_SEQ
+from llmcalc.witnesses.transformers import build, verify_config
+from llmcalc.witnesses.witness import witness_of
+from tests.builders import sight
+from tests.families import shapes_of
+
+LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+
+
+@cache
+def _classes() -> dict[str, list[str]]:
+    """transformers model type → its classes with a head."""
+    import transformers
+
+    found: dict[str, list[str]] = {}
+    for name in dir(transformers):
+        cls = (
+            getattr(transformers, name)
+            if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")
+            else None
+        )
+        if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
+            found.setdefault(cls.config_class.model_type, []).append(name)
+    return found
+
+
+KINDS = [kind for kind in model_types() if family_of(kind).read is not None and witness_of(kind) == kind]
+
+
+def _read(config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Returns the description of a config, or the reason for its rejection."""
+    try:
+        return read_config(config)[0], ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _verified(spec: ModelSpec, config: dict[str, Any]) -> Verdict | None:
+    """Returns the comparison with the class; None if the class rejects the config."""
+    try:
+        return verify_config(spec, config, seq=LEAST_SEQ)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
+    for name in _classes().get(kind, []):
+        config = deepcopy({**shapes_of(kind)[0], "architectures": [name], **LABELS})
+        table, refusal = _read(config)
+        if table is None:
+            assert refusal.startswith("architectures: "), name
+            continue
+        verdict = _verified(ModelSpec.model_validate(table), config)
+        if verdict is None:
+            assert "ForQuestionAnswering" in name, name  # question answering requires two labels
+            continue
+        assert verdict.ok, (name, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures])
+        assert {"parameters", "forward_flops"} <= {c.quantity for c in verdict.checks if c.node == "model"}, name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> None:
+    """The choice of a random router changes no count, although Switch's experts have a capacity."""
+    import torch
+
+    torch.manual_seed(seed)
+    name = "SwitchTransformersForConditionalGeneration"
+    config = {**shapes_of("switch_transformers")[0], "architectures": [name], "expert_capacity": 2}
+    verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config, seq=LEAST_SEQ)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])
+def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None:
+    """A multiple-choice class takes several sequences per question; each counts as one of the batch."""
+    import torch
+
+    name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
+    config = {**shapes_of(kind)[0], "architectures": [name]}
+    model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).tree()
+    ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
+    forward, _ = count_flops(model, lambda: model(input_ids=ids))
+    assert tree.total(forward_of, sight(batch=6, seq=12)) == forward[""]
+
+
+def test_a_head_of_an_unknown_name_is_said() -> None:
+    """Qwen2.5-Math-PRM's class ends in `Model` and has a head that is not supported."""
+    config = shapes_of("qwen2")[0]
+    assert "ForProcessRewardModel" in read_config({**config, "architectures": ["Qwen2ForProcessRewardModel"]})[1][0]
+    assert "ForImageText" in read_config({**config, "architectures": ["Qwen2ForImageText"]})[1][0]
+    assert not read_config({**config, "architectures": ["Qwen2Model"]})[1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert", "albert"])
+def test_a_classifier_asked_for_is_that_of_sequences(kind: str) -> None:
+    """`--head classification` also counts the pooler below it, whatever head the config names."""
+    config = {k: v for k, v in shapes_of(kind)[0].items() if k != "architectures"}
+    for named in ({}, {"architectures": ["XForMaskedLM"]}, {"architectures": ["XForSequenceClassification"]}):
+        table, _ = read_config({**config, **named}, "classification")
+        assert table["pooler"] == {"dense": True}
+        assert table["head"]["num_labels"] == 2
+
+
+def test_a_choice_of_a_family_without_one_is_refused() -> None:
+    with pytest.raises(InputError, match="architectures: 'LlamaForMultipleChoice'; expected a class of llama"):
+        read_config({**shapes_of("llama")[0], "architectures": ["LlamaForMultipleChoice"]})
+
+
+def test_the_kinds_of_head_are_the_types_of_head() -> None:
+    assert set(get_args(HeadKind)) == set(HEADS.homes)

@@ -1,0 +1,109 @@
+"""Causal pairs against the class: the (query, key) pairs that the masks of transformers allow, per head and layer.
+
+A pass on a CPU with eager attention returns the weights of every head; masked pairs have weight 0. The pass is longer
+than every window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
+from llmcalc.witnesses.witness import class_of, fields_of, witness_of
+from llmcalc.workload.rows import Fixed, Source
+from llmcalc.workload.run_config import Sight
+from tests.builders import sight
+
+SEQ = 40
+WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
+"""Families whose classes have no attention, return its weights by block, or read audio."""
+
+OTHERWISE = {
+    "diffllama": "gives the difference of two maps as one",
+    "minimax": "gives those of its linear attention too",
+}
+
+
+def shapes(file: str) -> Iterator[tuple[str, dict[str, Any], ModelSpec]]:
+    """Yields (its name, a config, its spec) of a file's shapes with a window, a chunk or a selection of keys, and one
+    shape of every other model type.
+    """
+    met: set[str] = set()
+    for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+        for i, shape in enumerate(some):
+            kind, config = shape["model_type"], {"architectures": [cls], **shape}
+            if kind in WITHOUT_WEIGHTS | OTHERWISE.keys() or "SequenceClassification" in cls:
+                continue
+            spec = ModelSpec.model_validate(read_config(config)[0])
+            if kind not in met or _narrowed(spec):
+                met.add(kind)
+                yield f"{cls}-{i}", config, spec
+
+
+CROSSED = (Source, Fixed)
+"""Rows of keys that belong to another sequence."""
+
+
+def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
+    """Every attention op with attention weights; an indexer's scores only select keys."""
+    places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
+    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
+    return [(p.node.op, p.times, p.sight) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
+
+
+def _narrowed(spec: ModelSpec) -> bool:
+    cores = _cores(spec)
+    return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
+
+
+def _seen(weights: Any) -> int:
+    return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_pairs_are_those_that_the_mask_of_the_class_lets_through(file: str) -> None:
+    for name, config, spec in shapes(file):
+        weights, counted = _weights(config, spec), _counted(spec)
+        assert weights == counted, name
+        assert weights[0], name
+
+
+def _counted(spec: ModelSpec) -> tuple[int, int]:
+    """Causal pairs of all heads: among a stack's own tokens, and with the encoder's tokens."""
+    own = crossed = 0
+    for core, times, run in _cores(spec):
+        pairs = core.heads * core.pairs(run) * times
+        own, crossed = (own, crossed + pairs) if isinstance(core.keys, CROSSED) else (own + pairs, crossed)
+    return own, crossed
+
+
+def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
+    """Attention weights of the class that are not 0, in the same two groups."""
+    import transformers
+
+    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
+    torch.manual_seed(0)
+    model = getattr(transformers, class_of(config))(made).eval()
+    inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
+    if spec.kind == "encoder-decoder":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    with torch.no_grad():
+        out = model(
+            **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})
+        )  # with one token, the class builds no mask
+    own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
+    return own, _seen(getattr(out, "cross_attentions", None))
+
+
+def test_every_family_is_here_or_says_why_not() -> None:
+    here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
+    read = {kind for kind in model_types() if family_of(kind).read is not None}
+    assert read - here == {*WITHOUT_WEIGHTS, *OTHERWISE}
