@@ -69,12 +69,13 @@ def test_fsdp2_divides_long_sequences() -> None:
 def test_sizes_that_are_given_are_tried() -> None:
     """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
     spec = llmcalc.load("llama3-8b").model
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, framework_named("fsdp2").layouts).found} == {1}
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, framework_named("fsdp2").layouts, Asked(cp=2)).found} == {2}
-    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, framework_named("megatron").layouts, Asked(tp=16), node=8).found} == {16}
-    odd = search(spec, 16, 64, 1, 8190, framework_named("fsdp2").layouts, Asked(cp=2))
+    fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).found} == {1}
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, Asked(cp=2)).found} == {2}
+    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, Asked(tp=16), node=8).found} == {16}
+    odd = search(spec, 16, 64, 1, 8190, fsdp2, Asked(cp=2))
     assert (odd.found, set(odd.refused)) == ([], {SEQUENCE})
-    deep = search(spec, 64, 64, 1, 8192, framework_named("megatron").layouts, Asked(pp=64))
+    deep = search(spec, 64, 64, 1, 8192, megatron, Asked(pp=64))
     assert (deep.found, set(deep.refused)) == ([], {LAYERS})
 
 

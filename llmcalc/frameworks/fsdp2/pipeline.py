@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
@@ -358,19 +357,8 @@ def stage_memory(
     fsdp: Fsdp,
     tensors: Term,
     piped: Piped = NEWEST,
-    shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does.
-
-    shared: what is known of other ranks of the same run, to which this adds; None (default) runs all micro-batches.
-    """
-    if shared is not None:
-        from .pipeline_replay import played_stage
-
-        expandable, workspace = runtime.expandable, runtime.workspace
-        played = played_stage(spec, how, layout, rank, expandable, workspace, fsdp, piped, shared)
-        if played is not None:
-            return summed(played, runtime, loops(spec), tensors)
+    """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does."""
 
     def unfolding(folds: bool) -> Unfolding:
         """The events of two steps. folds: whether they are recorded with few of equal layers."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...algebra import Number, ceil_div
 from ...components.evidence import evidence_of_parts
 from ...device_memory.cuda_runtime import HOPPER, Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
 from ...device_memory.estimate import Memory, is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.training import Training
@@ -31,6 +31,7 @@ from ...simulator.repeat_layers import Irregular
 from .evidence import evidence_for
 from .lowering import Layer
 from .pipeline import NEWEST, Piped, piped_at, stage_memory
+from .pipeline_replay import played_stage
 from .settings import TitanSettings
 from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
 from .with_tensor_parallel import ShardedAndDivided
@@ -74,7 +75,8 @@ def fsdp_memory(
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
     tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
-    piped: how the schedule of a pipeline is run. shared: as of `stage_memory`.
+    piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
+    same run, to which this adds; None (default) runs all micro-batches of a pipeline.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
@@ -90,7 +92,13 @@ def fsdp_memory(
         tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
     tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
-        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
+        played = None
+        if shared is not None:
+            expandable, workspace = runtime.expandable, runtime.workspace
+            played = played_stage(spec, how, layout, rank, expandable, workspace, fsdp, piped, shared)
+        if played is not None:
+            return summed(played, runtime, loops(spec), tensors)
+        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
 
@@ -121,7 +129,7 @@ def rank_memory(
 ) -> DeviceMemory:
     """What one rank holds under torchtitan of that date, None (default) for the newest.
 
-    own: what a job says that no option does, by default nothing. shared: as of `stage_memory`.
+    own: what a job says that no option does, by default nothing. shared: as of `fsdp_memory`.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """

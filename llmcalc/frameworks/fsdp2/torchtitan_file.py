@@ -294,13 +294,13 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     vpp = 2 if several else 1
     given = _split_points(job, pp, several, layers)
     if given is not None:
-        return SCHEDULES[text], len(given) // pp, given
+        return schedules[text], len(given) // pp, given
     if "parallelism" not in job.data:
         base, extra = divmod(layers, pp * vpp)
         if base < 1:
             raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
         middle = [base + (i < extra) for i in range(pp * vpp - 2)]
-        return SCHEDULES[text], vpp, (base, *middle, layers - base - sum(middle))
+        return schedules[text], vpp, (base, *middle, layers - base - sum(middle))
     if each is not None:
         per = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", each)
         stages = -(-(layers + first + last) // per)
@@ -315,7 +315,7 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     sizes = [least + (i < more) for i in range(pp * vpp)]
     sizes[0] -= first
     sizes[-1] -= last
-    return SCHEDULES[text], vpp, tuple(sizes)
+    return schedules[text], vpp, tuple(sizes)
 
 
 def _split_points(job: _Job, pp: int, several: bool, layers: int) -> tuple[int, ...] | None:

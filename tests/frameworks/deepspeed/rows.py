@@ -56,7 +56,9 @@ def outcome(row: Row) -> Outcome:
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     found = replay_zero(model, training(row), settings, devices, 0, CachingAllocator(False), A100.workspace)
     answer = summed(found, A100, loops(model), known(settings))
-    answer = with_nccl(answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch)
+    answer = with_nccl(
+        answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
+    )
     measured = row["measured"]["total_mem_gb"] / devices
     return Outcome(row["id"], measured, answer.peak_bytes / GB, answer.device_bytes / GB)
 

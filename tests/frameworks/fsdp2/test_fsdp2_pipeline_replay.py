@@ -9,7 +9,7 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.frameworks.fsdp2 import pipeline_replay
+from llmcalc.frameworks.fsdp2 import rank_memory
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
@@ -44,16 +44,16 @@ def test_passes_that_are_played_are_those_that_are_run(
     spec = load("llama3-8b?num_hidden_layers=8").model
     one = memory(spec, Settings("training", seq=256, num_microbatches=batches, **options))
     played: list[bool] = []
-    play = pipeline_replay.played_stage
+    play = rank_memory.played_stage
 
     def watched(*args: Any) -> Any:
         found = play(*args)
         played.append(found is not None)
         return found
 
-    monkeypatch.setattr(pipeline_replay, "played_stage", watched)
+    monkeypatch.setattr(rank_memory, "played_stage", watched)
     found = Cluster.of(one, layout, "fsdp2", version, own).by_rank
     assert all(played)
     assert len(played) == len(found)
-    monkeypatch.setattr(pipeline_replay, "played_stage", lambda *_: None)
+    monkeypatch.setattr(rank_memory, "played_stage", lambda *_: None)
     assert found == Cluster.of(one, layout, "fsdp2", version, own).by_rank
