@@ -1,8 +1,9 @@
-"""Fully sharded data parallelism as torch's `fully_shard` runs it (FSDP2): what one rank holds, and what ranks send.
+"""Fully sharded data parallelism as torch's `fully_shard` runs it (FSDP2), and as torchtitan calls it.
 
-`groups` gathers and reduces parameters, `lowering` puts the hooks of a group around its modules, `divided` runs the
-modules of a rank of tensor parallelism, `training` runs steps, `pipeline` those of the stages of a pipeline, and
-`answer` has the memory of a rank, the ranks that differ, and the collective operations of a step.
+`param_groups` gathers and reduces parameters, `lowering` puts the hooks of a group around its modules,
+`with_tensor_parallel` runs the modules of a rank of tensor parallelism, `training` runs steps, `pipeline` and
+`pipeline_replay` those of the stages of a pipeline, and `rank_memory` has the memory of a rank, the ranks that differ,
+and the collective operations of a step.
 
 Not modelled: layers that share parameters, parameters that no pass reads, adapters, autocast beside the mixed precision
 of `fully_shard`, the optimizer in the backward pass, image and audio encoders, offloading to the host, and

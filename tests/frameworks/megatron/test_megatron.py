@@ -20,9 +20,9 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.param_and_grad_buffer import by_muon
+from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.schedule import FLAGS, Interleaved, RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import settings_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron import rank_memory
+from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.schedule import RankRun
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under

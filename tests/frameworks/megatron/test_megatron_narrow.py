@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron import rank_memory
 from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.schedule import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.unsupported import not_modelled
