@@ -6,7 +6,9 @@ figure is absent, never guessed.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -178,3 +180,53 @@ class ListedHardware(Hardware):
 
     vendor: str = Field(min_length=1)
     sources: tuple[Source, ...] = Field(min_length=1)
+
+
+Verdict: TypeAlias = Literal["fits", "tight", "no"]
+
+
+TIGHT = 0.9
+"""Share of an accelerator's memory above which the verdict is `tight`: free blocks of the allocator and the context of
+the runtime are estimates.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a number of bytes fits on one accelerator.
+
+    needed: bytes required.
+    left_bytes: the headroom in bytes; negative for a shortfall.
+    """
+
+    hardware: Hardware
+    needed: int
+
+    @property
+    def capacity(self) -> int:
+        """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
+        return self.hardware.capacity_bytes
+
+    @property
+    def nominal(self) -> bool:
+        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
+        return self.hardware.usable_memory_bytes is None
+
+    @property
+    def left_bytes(self) -> int:
+        return self.capacity - self.needed
+
+    @property
+    def share(self) -> float:
+        """The bytes required over the capacity; more than 1 if they do not fit."""
+        return self.needed / self.capacity
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the bytes required fit."""
+        return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
+
+
+def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
+    """Whether that many bytes fit on each accelerator alone, smallest memory first."""
+    return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))

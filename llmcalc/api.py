@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
 from .costs import params as param_costs
-from .device_memory.settings import MemoryPhase
 from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included
@@ -26,6 +25,7 @@ from .workload.validation import maybe_whole, one_of, text, whole
 from .workload.workload import Phase
 
 if TYPE_CHECKING:
+    from .device_memory.settings import MemoryPhase
     from .reports.count_answers import Cache, Flops, Params
     from .reports.memory_answer import DeviceUse
 

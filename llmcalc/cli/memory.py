@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from .. import units
+from ..accelerator import fits
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
-from ..device_memory.static import fits
 from ..errors import InputError
 from ..frameworks.launch.read import read_launch
 from ..frameworks.launch.record import Launch

@@ -6,11 +6,10 @@ Every kind is one entry of `MemoryUse.parts`. What a pass itself takes, such as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from ..accelerator import Hardware
 from ..algebra import Number, add, ceil_div
 from ..costs.adapters import LowRank, low_rank
 from ..costs.cache import cache_bits_of
@@ -168,55 +167,6 @@ class MemoryUse:
                 f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
             )
         return found
-
-
-Verdict: TypeAlias = Literal["fits", "tight", "no"]
-
-TIGHT = 0.9
-"""Share of an accelerator's memory above which the verdict is `tight`: free blocks of the allocator and the context of
-the runtime are estimates.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Whether a number of bytes fits on one accelerator.
-
-    needed: bytes required.
-    left_bytes: the headroom in bytes; negative for a shortfall.
-    """
-
-    hardware: Hardware
-    needed: int
-
-    @property
-    def capacity(self) -> int:
-        """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
-        return self.hardware.capacity_bytes
-
-    @property
-    def nominal(self) -> bool:
-        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
-        return self.hardware.usable_memory_bytes is None
-
-    @property
-    def left_bytes(self) -> int:
-        return self.capacity - self.needed
-
-    @property
-    def share(self) -> float:
-        """The bytes required over the capacity; more than 1 if they do not fit."""
-        return self.needed / self.capacity
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the bytes required fit."""
-        return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
-
-
-def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
-    """Whether that many bytes fit on each accelerator alone, smallest memory first."""
-    return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
 
 
 USUAL = Settings()

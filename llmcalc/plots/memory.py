@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
+from ..accelerator import Fit
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
-from ..device_memory.static import Fit
 from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
 from ..reports.palette import FAINT, INK, KINDS
 from .figure import STYLE, new_figure

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from .. import units
-from ..device_memory.static import Fit
+from ..accelerator import Fit
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, RankMemory
 from ..parallel.layout import stages

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import units
+from ..accelerator import TIGHT, Fit
 from ..device_memory.estimate import Memory
-from ..device_memory.static import TIGHT, Fit
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import Change, Fitting

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..accelerator import Hardware
+from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import kernel_choices
-from ..device_memory.static import Fit
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..accelerator import Hardware
+from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.static import Fit
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import Asked

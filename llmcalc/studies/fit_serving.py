@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..accelerator import Hardware
+from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
-from ..device_memory.static import Fit
 from ..errors import InputError
 from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
 from ..frameworks.registry import framework_of, layout_of

@@ -9,7 +9,7 @@ import pytest
 import sympy
 
 import llmcalc
-from llmcalc.accelerator import Hardware
+from llmcalc.accelerator import Hardware, fits
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
@@ -18,7 +18,7 @@ from llmcalc.costs.cache import kv
 from llmcalc.costs.optimizers import OPTIMIZERS
 from llmcalc.costs.params import params
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.static import fits, memory
+from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import FEED_FORWARD, decoder

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from llmcalc.accelerator import fits
 from llmcalc.cli.main import main
 from llmcalc.components.position import SCORE_POSITIONS, AttentionPosition
 from llmcalc.costs import cache, flops, params
 from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.static import fits
 from llmcalc.model import ModelSpec
 from llmcalc.reports import compare as compare_view
 from llmcalc.reports import explain as explain_view

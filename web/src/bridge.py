@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llmcalc import api
+from llmcalc.accelerator import Fit, fits
 from llmcalc.costs.context_length import longest_sequence
 from llmcalc.costs.params import params
-from llmcalc.device_memory.static import Fit, fits
 from llmcalc.errors import InputError
 from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from ...accelerator import Fit
 from ...device_memory.cuda_runtime import runtime_of
 from ...device_memory.estimate import memory
 from ...device_memory.settings import Settings
-from ...device_memory.static import Fit
 from ...optional import included
 from ...plots.figure import needs_matplotlib
 from ..hardware import accelerators, complete_name
