@@ -89,7 +89,9 @@ def pull_request(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     (work / "README.md").write_text("A repository.\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "A model"]):
         subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@example.org", *words], cwd=work, check=True)
-    config.write_text(whole.replace('"num_hidden_layers": 28', '"num_hidden_layers": 30'))
+    fields = json.loads(whole)
+    more = {"num_hidden_layers": 30, "layer_types": [fields["layer_types"][0]] * 30}
+    config.write_text(json.dumps({**fields, **more}))
     files = {name: str(runner / name.lower()) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     Path(files["GITHUB_STEP_SUMMARY"]).touch()
     env = {**os.environ, **files, "RUNNER_TEMP": str(runner), "BASE": "HEAD", "SEQ": "1024"}

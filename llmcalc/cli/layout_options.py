@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 from ..parallel.layout_request import Asked
 from ..workload.setting import Declared, Setting, declared
 from .setting_options import OptionOfCommand, option_of, options_of, takes
@@ -27,6 +26,8 @@ def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
 
 def _framework() -> OptionOfCommand:
     """The option `--framework`, whose words are the names of the records."""
+    from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
+
     records = [framework(name) for name in NAMES]
     implied = (f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None)
     names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
