@@ -15,8 +15,6 @@ from .device_memory.cuda_runtime import runtime_of
 from .device_memory.estimate import Memory, memory
 from .device_memory.settings import Settings
 from .errors import InputError
-from .frameworks.ranks import Cluster
-from .frameworks.registry import framework_of, layout_of
 from .parallel.layout_request import ANY, Asked
 from .parallel.nearest import nearest_text, with_nearest
 from .reports.answer import Answer
@@ -49,12 +47,6 @@ class RunQuestion:
         preset, expandable = self.preset, self.settings.allocator == "expandable"
         runtime = runtime_of(self.hardware, self.workspace, expandable)
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
-
-    def on_devices(self) -> Cluster:
-        """The memory of the ranks of the layout. Raises `InputError`, which names the nearest possible layouts."""
-        with with_nearest(self.preset.model, self.layout, self.tokens):
-            version = self.layout.framework_version or ""
-            return Cluster.of(self.on_one_device(), layout_of(self.layout), framework_of(self.layout), version)
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from ..characters import fitted
 from ..workload.setting import Panel
+from .signatures import with_signature
 
 PANELS: tuple[str, ...] = get_args(Panel)
 
@@ -120,10 +121,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         found.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, found.annotation))
         for name, found in signature.parameters.items()
     ]
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
-    run.__signature__ = signature.replace(parameters=[*parameters, parameter])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*parameters, parameter)}
-    return run
+    return with_signature(run, command, [*parameters, parameter])
 
 
 def summary_of(module: str) -> str:

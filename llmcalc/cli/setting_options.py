@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.setting import Declared, Setting, declared
+from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
 
@@ -89,10 +90,6 @@ def takes(
         def run(**given: Any) -> None:
             command(**{parameter: made({each: given.pop(each) for each in options})}, **given)
 
-        run.__doc__ = command.__doc__
-        run.__name__ = command.__name__
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        return run
+        return with_signature(run, command, parameters)
 
     return changed

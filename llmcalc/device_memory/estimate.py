@@ -23,7 +23,7 @@ from .evidence import evidence_of_run
 from .inference import record_inference
 from .settings import Settings
 from .simulated_run import cache_block, inference_passes, is_stored_otherwise, kernel_choices, training_run
-from .static import MemoryUse
+from .static import USUAL, MemoryUse
 from .training import Training, record
 
 
@@ -170,10 +170,6 @@ class Memory:
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
         ]
-
-
-USUAL = Settings()
-"""Inference with every default."""
 
 
 def is_recurrent(spec: ModelSpec) -> bool:

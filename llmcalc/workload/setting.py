@@ -19,7 +19,6 @@ Panel: TypeAlias = Literal[
     "Training",
     "Low-rank adapters",
     "Layout",
-    "Framework",
     "Hardware",
     "Model",
     "Output",
