@@ -40,6 +40,7 @@ from tests.families import shapes_of
 from tests.witnesses.differential import UNTOUCHED, others, types_of
 
 MISSING = "(missing)"
+INNER = "(inner configuration)"
 
 SEQ = 40
 """Tokens of the counts; more than any window of the shapes and most changed windows."""
@@ -162,7 +163,9 @@ def attribute(configuration: Any, path: str) -> Any:
             configuration = getattr(configuration, name)
         except Exception:
             return MISSING
-    return configuration
+    # The fields of an inner configuration are recorded one by one. To compare it as a whole would count every field of
+    # it as read, and fails where it gives its layers values of their own.
+    return INNER if hasattr(configuration, "to_dict") else configuration
 
 
 def fields_asked(config: dict[str, Any]) -> dict[str, Any]:
