@@ -14,7 +14,7 @@ from ..model import ModelSpec
 from ..simulator.caching_allocator import PlayedAllocator
 from ..simulator.event_log import Recorded
 from ..simulator.layer_loops import FEW, Loop, loops
-from ..simulator.layer_pattern import RECORDED
+from ..simulator.layer_pattern import RECORDED as REPEATS
 from ..simulator.meter import Peak, Place
 from ..simulator.repeat_layers import Blocks, Irregular, Unfolding
 from ..simulator.replay_result import Replayed
@@ -23,14 +23,17 @@ from .evidence import evidence_of_run
 from .linear_in_layers import folded, node_of, of_one_pass, unfolded
 from .training import Training, record
 
-MANY = 64
-"""Layers up to which a run is replayed in full on the allocator."""
+PLAYED = 1000
+"""Layers up to which all are replayed on the allocator."""
 
-SOME = 4, 20
-"""Layers of the two runs from which what the allocator adds to a run with more layers is extrapolated."""
+EXTRAPOLATED_FROM = 125, 250
+"""Layers of the two runs from which what the allocator adds to a run with more than `PLAYED` is extrapolated."""
 
-MOST = 1000
-"""Layers that are recorded one by one, at most: those outside of the repeats of a pattern."""
+PATTERNLESS = 256
+"""Layers outside of the repeats of a pattern, at most: each of them is recorded by itself."""
+
+RECORDED = 1000
+"""Layers that are recorded one by one, at most, where the repeats of a pattern turn out to differ."""
 
 MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
@@ -156,15 +159,14 @@ def device_memory(
     beside: Sequence[Beside],
     tensors: Term,
     every: int = 1,
-    many: int = MANY,
 ) -> DeviceMemory:
     """Replays a run and sums up what it holds.
 
     beside: what it holds too. tensors: how its tensors are known. every: one layer of so many is not run as the others
-    are; 1 (default) if all are run alike. many: layers up to which all are replayed on the allocator.
+    are; 1 (default) if all are run alike.
     """
     stacks = loops(spec, every)
-    found, whole = _replayed(run, runtime, stacks, many)
+    found, whole = _replayed(run, runtime, stacks)
     _add(found, beside)
     return summed(found, runtime, stacks, tensors, whole)
 
@@ -227,21 +229,22 @@ def uncollected() -> Iterator[None]:
 
 
 @uncollected()
-def _replayed(run: Run, runtime: Runtime, stacks: list[Loop], many: int) -> tuple[Replayed, bool]:
+def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
-    The run is recorded with a few layers, and unfolded. Of many layers the tensors are those of all, by `folded`, and
-    what the allocator adds grows with every layer as much as it does between two runs of some.
+    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than `PLAYED`
+    layers plays fewer on the allocator: what that adds grows with every layer as much as between two shorter runs.
     """
-    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
-    few = {i: stacks[i].kinds(RECORDED) for i in grow}
-    _check_layers(stack.alone if i in few else stack.layers for i, stack in enumerate(stacks))
+    repeating = [i for i, loop in enumerate(stacks) if loop.folds]
+    few = {i: stacks[i].kinds(REPEATS) for i in repeating}
     try:
-        runs = [Unfolding(one, stacks, grow) for one in run(few, runtime.workspace)]
+        runs = [Unfolding(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
     except Irregular:
-        grow = []
-        _check_layers(stack.layers for stack in stacks)
-        runs = [Unfolding(one, stacks, grow) for one in run({}, runtime.workspace)]
+        repeating = []
+        layers = sum(stack.layers for stack in stacks)
+        if layers > RECORDED:
+            raise InputError(f"{layers:,} layers that differ are too many for memory; expected at most {RECORDED:,}") from None
+        runs = [Unfolding(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
 
     def counted(layers: Mapping[int, int]) -> Replayed:
         return _joined([one.counted(layers) for one in runs])
@@ -249,26 +252,28 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop], many: int) -> tupl
     def blocks(layers: Mapping[int, int]) -> Blocks:
         return Blocks.joined([one.blocks(PlayedAllocator(runtime.expandable), layers) for one in runs])
 
-    found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else of_one_pass(counted({}))
-    whole = not grow or sum(loop.layers for loop in stacks) <= many
+    found = folded(counted, stacks) if repeating else of_one_pass(counted({}))
+    whole = not repeating or sum(loop.layers for loop in stacks) <= PLAYED
     if whole:
         taken = blocks({})
     else:
-        some, more = ({i: max(FEW, layers // stacks[i].period) for i in grow} for layers in SOME)
-        more = {i: min(stacks[i].repeats, max(more[i], some[i] + 1)) for i in grow}
-        added = sum((more[i] - some[i]) * stacks[i].period for i in grow)
-        missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in grow)
+        some, more = ({i: max(FEW, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM)
+        more = {i: min(stacks[i].repeats, max(more[i], some[i] + 1)) for i in repeating}
+        added = sum((more[i] - some[i]) * stacks[i].period for i in repeating)
+        missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in repeating)
         taken = blocks(some).grown(blocks(more), missing, added)
     found.slop, found.slop_after = taken.slop, taken.slop_after
     found.reserved = found.peak[1].bytes + taken.slop + taken.free
     return found, whole
 
 
-def _check_layers(alone: Iterable[int]) -> None:
-    """Raises `InputError` for more layers than are recorded one by one."""
-    layers = sum(alone)
-    if layers > MOST:
-        raise InputError(f"{layers:,} layers that repeat no pattern are too many for memory; expected at most {MOST:,}")
+def check_layers(spec: ModelSpec) -> None:
+    """Raises `InputError` for a model of which too many layers repeat no pattern."""
+    alone = sum(stack.alone if stack.repeats > REPEATS else stack.layers for stack in loops(spec))
+    if alone > PATTERNLESS:
+        raise InputError(
+            f"{alone:,} layers that repeat no pattern are too many for memory; expected at most {PATTERNLESS:,}"
+        )
 
 
 def _joined(found: Sequence[Replayed]) -> Replayed:

@@ -18,7 +18,7 @@ from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
 from .cuda_runtime import HOPPER, Runtime
-from .device_memory import TENSORS, Beside, DeviceMemory, Run, Term, device_memory, known
+from .device_memory import TENSORS, Beside, DeviceMemory, Run, Term, check_layers, device_memory, known
 from .evidence import evidence_of_run
 from .inference import record_inference
 from .settings import Settings
@@ -191,5 +191,6 @@ def memory(
     that of an H100 with torch's defaults.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
+    check_layers(spec)
     states = resident.memory(spec, settings, published, include, config)
     return Memory(spec, settings, states, published, config, runtime)

@@ -133,7 +133,8 @@ class ModuleNames:
             if child.name not in ("layers", "mtp"):
                 within = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
                 self._outside |= {f"{side}{path}": _more(path, names) for path, names in within}
-        numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        numbers = {index: number for number, index in enumerate(indices)}
         lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
         for layer in (*layers, *predictors):
             inside: dict[str, tuple[str, ...]] = {}
@@ -141,7 +142,7 @@ class ModuleNames:
                 keys = (f"{side}{part.name}", part.name)
                 inside |= {path: _more(path, names) for path, names in self._nodes(part, part.name, ("",), ("",), keys)}
             for i in layer.indices or ():
-                place = len(numbers) + i if layer in predictors else numbers.index(i) if i in numbers else i
+                place = len(numbers) + i if layer in predictors else numbers.get(i, i)
                 at = [name.replace("*", str(place)) if "*" in name else f"{name}.{place}" for name in lists]
                 self._layers[f"{side}{layer.name}", i] = (
                     tuple(f"{root}{name}" for root in roots for name in at),

@@ -72,8 +72,8 @@ class Loop:
 
     @property
     def folds(self) -> bool:
-        """Whether two runs of a few repeats are shorter than one of all."""
-        return self.repeats > 2 * FEW + 1
+        """Whether two runs of a few repeats have fewer layers than one of all."""
+        return 2 * (self.alone + self.period * FEW) + self.period < self.layers
 
 
 def loops(spec: ModelSpec, every: int = 1) -> list[Loop]:

@@ -55,11 +55,6 @@ IN_RINGS = Term(
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
 """What is known of a run with tensor parallelism that the tracker has not seen."""
 
-MANY = 160
-"""Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
-sharded weights are small beside activations and gathered layers, of which some serve other streams.
-"""
-
 
 def fsdp_memory(
     spec: ModelSpec,
@@ -107,15 +102,7 @@ def fsdp_memory(
             raise Irregular(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
-    return device_memory(
-        spec,
-        run,
-        runtime,
-        (),
-        tensors,
-        how.recompute.every,
-        MANY,
-    )
+    return device_memory(spec, run, runtime, (), tensors, how.recompute.every)
 
 
 def rank_memory(
