@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -11,17 +11,15 @@ from typing import NamedTuple, Protocol
 from ..errors import InputError
 from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
 from ..model import ModelSpec
-from ..simulator.caching_allocator import PlayedAllocator
+from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import Recorded
 from ..simulator.layer_loops import FEW, Loop, loops
 from ..simulator.layer_pattern import RECORDED as REPEATS
 from ..simulator.meter import Peak, Place
 from ..simulator.repeat_layers import Blocks, Irregular, Unfolding
 from ..simulator.replay_result import Replayed
-from .cuda_runtime import HOPPER, Runtime
-from .evidence import evidence_of_run
+from .cuda_runtime import Runtime
 from .linear_in_layers import folded, node_of, of_one_pass, unfolded
-from .training import Training, record
 
 PLAYED = 1000
 """Layers up to which all are replayed on the allocator."""
@@ -140,18 +138,6 @@ def known_memory(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMe
     return replace(device, terms=tuple(known(term, evidence) for term in device.terms))
 
 
-def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
-    """Replays training. Raises `Unsupported` for a step of the model without kernels."""
-    return device_memory(
-        spec,
-        lambda layers, workspace: [record(spec, how, layers, workspace)],
-        runtime,
-        (),
-        known(TENSORS, evidence_of_run(spec, how.choices, how.optimizer)),
-        how.recompute.every,
-    )
-
-
 def device_memory(
     spec: ModelSpec,
     run: Run,
@@ -243,14 +229,15 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
         repeating = []
         layers = sum(stack.layers for stack in stacks)
         if layers > RECORDED:
-            raise InputError(f"{layers:,} layers that differ are too many for memory; expected at most {RECORDED:,}") from None
+            message = f"{layers:,} layers that differ are too many for memory; expected at most {RECORDED:,}"
+            raise InputError(message) from None
         runs = [Unfolding(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
 
     def counted(layers: Mapping[int, int]) -> Replayed:
         return _joined([one.counted(layers) for one in runs])
 
     def blocks(layers: Mapping[int, int]) -> Blocks:
-        return Blocks.joined([one.blocks(PlayedAllocator(runtime.expandable), layers) for one in runs])
+        return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
 
     found = folded(counted, stacks) if repeating else of_one_pass(counted({}))
     whole = not repeating or sum(loop.layers for loop in stacks) <= PLAYED

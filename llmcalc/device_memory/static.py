@@ -126,11 +126,6 @@ class MemoryUse:
         """The model's context length in tokens; None if it states none."""
         return longest_sequence(self.count.spec)
 
-    @property
-    def kv_cache_of_full_context(self) -> Number:
-        """Bytes of the cache of one sequence of `full_context` tokens."""
-        return self._cache(Workload(1, self.full_context, phase="prefill"))
-
     def _cache(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0

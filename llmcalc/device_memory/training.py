@@ -17,12 +17,14 @@ from ..flow.record import Flow
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
+from ..simulator.caching_allocator import Openings
 from ..simulator.choices import EAGER, Choices
 from ..simulator.event_log import Event, Recorded, Recorder, passing, renamed, repeatable
 from ..simulator.lowering import Path
 from ..simulator.meter import Device, Meter, Place
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import Eager
+from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, Replayed
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
@@ -342,6 +344,14 @@ def replayed(run: Steps, meter: Meter) -> Replayed:
     found.after = meter.now
     if meter.device is not None:
         found.read(meter.device, meter.now, meter.peak)
+    return found
+
+
+def replayed_on_allocator(run: Steps, meter: EventMeter, openings: Openings) -> Replayed:
+    """What set-up and two steps of a run find, with what an allocator counts. meter: the run's."""
+    found = replayed(run, meter)
+    meter.cut()
+    found.read(openings.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return found
 
 

@@ -383,11 +383,6 @@ class Timetable:
         return self.idle / self.time
 
     @property
-    def bubble_over_ideal(self) -> float:
-        """Idle time as a share of the time without any, as the papers give it: (p − 1)/m of 1F1B."""
-        return self.idle / (self.time - self.idle)
-
-    @property
     def sends(self) -> int:
         """All that ranks send to one another: outputs, and gradients of outputs."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)

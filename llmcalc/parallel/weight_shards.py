@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeAlias
 from ..algebra import Number, ceil_div, times
 from ..flow.program import Alternatives, Item, Step
 from ..ops.base import ParamTensor
-from .layout import Layout
 from .rank_program import RankFlow, is_divided
 
 Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
@@ -68,23 +67,6 @@ def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[s
             of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.how["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
                 yield Held(below, tensor, count, expert, of_heads)
-
-
-class Division(NamedTuple):
-    """A rank among those that divide a parameter. shards: how many parts there are. own: which one it keeps."""
-
-    shards: int
-    own: int
-
-
-def division_of(layout: Layout, rank: int, expert: bool = False) -> Division:
-    """Which part of its parameters a rank keeps. Replicas of all parts are the outermost groups (torchtitan's mesh).
-
-    expert: whether it is of parameters of routed experts.
-    """
-    at = layout.at(rank)
-    shards, index = (layout.expert_shards, at.edp) if expert else (layout.shards, at.dp * layout.cp + at.cp)
-    return Division(shards, index % shards)
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:

@@ -1,11 +1,14 @@
-"""The caching allocator over steps that are known beforehand.
+"""torch's CUDA caching allocator, over allocations and releases that are known beforehand.
 
-`PlayedAllocator` follows the rules of `CachingAllocator`, with the same sums. It has no object for a block, and hands
-none out, so a run is replayed in a third of the time. It does not return memory to the device, and so an expandable
-segment has one range of addresses without memory, at its end.
+torch 2.13, https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp; its constants are in
+c10/core/AllocatorConfig.h. A segment is memory that the allocator has reserved on the device with one cudaMalloc. It
+consists of blocks, each in use or free. A pool holds the free blocks of one stream that serve small or large requests.
+The bytes of blocks in use are allocated, those of segments reserved.
 
-A block is one number: its size and then its address in BITS bits. Blocks of one pool have addresses of their own, so
-that an address tells the pool.
+There is no object for a block, and none is handed out, so that a run is replayed quickly: a block is one number, its
+size and then its address in BITS bits. Blocks of one pool have addresses of their own, so that an address tells the
+pool. No memory is returned to the device, and so an expandable segment has one range of addresses without memory, at
+its end. An allocator with an object for each block, in the tests, gives the same sums.
 """
 
 from __future__ import annotations
@@ -16,7 +19,27 @@ from itertools import takewhile
 from typing import Any, TypeAlias
 
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
-from .online_allocator import LARGE_BUFFER, MIN_BLOCK_SIZE, MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
+
+MIN_BLOCK_SIZE = 512
+"""kMinBlockSize: sizes of blocks are multiples of it."""
+
+SMALL_SIZE = 1 << 20
+"""kSmallSize: the largest block that the small pool serves."""
+
+SMALL_BUFFER = 2 << 20
+"""kSmallBuffer: size of a segment of the small pool, and of a page of an expandable one."""
+
+LARGE_BUFFER = 20 << 20
+"""kLargeBuffer: size of a segment for a large block below `MIN_LARGE_ALLOC`, and of a page of an expandable one.
+
+In torch 2.13 it is the default of the option large_segment_size_mb.
+"""
+
+MIN_LARGE_ALLOC = 10 << 20
+"""kMinLargeAlloc: a block of at least this size gets a segment of its own size, rounded up to `ROUND_LARGE`."""
+
+ROUND_LARGE = 2 << 20
+"""kRoundLarge: sizes of segments for blocks from `MIN_LARGE_ALLOC` on are multiples of it."""
 
 UNIT = MIN_BLOCK_SIZE.bit_length() - 1
 """Sizes and addresses are counted in units of 2^UNIT bytes."""
@@ -75,10 +98,42 @@ class Pool:
         self.top = (number << RANGE) + 1
 
 
-class PlayedAllocator:
-    """torch's caching allocator, empty at first.
+class CachingAllocator:
+    """torch's caching allocator on a device whose memory does not run out, empty at first.
 
-    expandable_segments: as of `CachingAllocator`. allocated, reserved, peak_allocated, peak_reserved: as its sums.
+    expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    allocated, peak_allocated: bytes of blocks in use (torch.cuda.memory_allocated, max_memory_allocated).
+    reserved, peak_reserved: bytes of segments (torch.cuda.memory_reserved, max_memory_reserved).
+
+    Rules, each with the function of CUDACachingAllocator.cpp that has it:
+    - round_size: a request is rounded up to a multiple of 512 bytes (kMinBlockSize).
+    - get_pool: blocks of up to 1 MiB (kSmallSize) come from the small pool, larger ones from the large pool. A freed
+      block serves only the stream that it was allocated on.
+    - get_free_block: best fit. The smallest free block that is large enough; among equal ones the lowest address.
+    - get_allocation_size: if none fits, a new segment of 2 MiB (kSmallBuffer) in the small pool; in the large pool one
+      of 20 MiB (kLargeBuffer), from 10 MiB on (kMinLargeAlloc) of the block's size rounded up to 2 MiB (kRoundLarge).
+    - should_split: a block is split if at least 512 bytes remain; in the large pool if more than 1 MiB remains. A rest
+      that is not split off counts as allocated: it is slop.
+    - free_block, try_merge_blocks: a freed block merges with free neighbours in its segment.
+    - release_cached_blocks: segments with nothing in use are returned to the device, on request only.
+
+    Rules of expandable segments:
+    - try_allocate_expandable_block: each pool of a stream has one segment, which grows by pages of 2 MiB (small pool,
+      kSmallBuffer) or 20 MiB (large pool, kLargeBuffer). Growing starts at the free block before the lowest unmapped
+      addresses that leave enough room.
+    - get_free_block: a free block that can grow counts with the size that it can grow to. So the free block at the end
+      of the segment is chosen only if no other fits.
+    - should_split: blocks of the large pool are also split if at least 512 bytes remain.
+    - unmap_block: `release_cached` returns every page with nothing in use.
+
+    Not modelled:
+    - other options: max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb.
+      Their defaults apply.
+    - private pools (CUDA graphs, torch.cuda.MemPool).
+    - Tensor.record_stream: torch reuses such a block only after the recorded stream has finished with it.
+    - a full device: torch returns cached segments when cudaMalloc fails, and tries again.
+    - addresses chosen by the driver. Here a new segment lies above all older ones. This decides only between free
+      blocks of equal size in different segments.
     """
 
     def __init__(self, expandable_segments: bool = False) -> None:
@@ -186,9 +241,9 @@ class PlayedAllocator:
                 most = now
         self.allocated, self.peak_allocated = now << UNIT, most << UNIT
 
-    def copy(self) -> PlayedAllocator:
+    def copy(self) -> CachingAllocator:
         """An allocator that goes on from here by itself."""
-        other = PlayedAllocator(self.expandable_segments)
+        other = CachingAllocator(self.expandable_segments)
         other.allocated, other.reserved, other.peak_allocated = self.allocated, self.reserved, self.peak_allocated
         for stream, pools in self._pools.items():
             for own, pool in zip(other._of_stream(stream), pools, strict=True):
@@ -223,14 +278,14 @@ class Openings:
     """Plays runs, each on an allocator of its own, which is empty at first.
 
     What a run begins with is played once for it and for runs after it that begin alike: ranks of a pipeline differ in
-    how many forward passes come before the first backward pass. expandable: as of `PlayedAllocator`.
+    how many forward passes come before the first backward pass. expandable: as of `CachingAllocator`.
     """
 
     def __init__(self, expandable: bool) -> None:
         self._expandable = expandable
-        self._known: list[tuple[Stretch, PlayedAllocator]] = []
+        self._known: list[tuple[Stretch, CachingAllocator]] = []
 
-    def played(self, pieces: Sequence[Stretch], count: int, opening: int) -> PlayedAllocator:
+    def played(self, pieces: Sequence[Stretch], count: int, opening: int) -> CachingAllocator:
         """The allocator that has played these pieces, whose storages are numbered below `count`.
 
         opening: how many of the pieces other runs may begin with.
@@ -238,7 +293,7 @@ class Openings:
         alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._known, pieces, strict=False))
         same = sum(1 for _ in alike)
         del self._known[same:]
-        device = self._known[-1][1].copy() if same else PlayedAllocator(self._expandable)
+        device = self._known[-1][1].copy() if same else CachingAllocator(self._expandable)
         for number, (steps, base) in enumerate(pieces[same:], same):
             device.play(steps, count, base)
             if number < opening:

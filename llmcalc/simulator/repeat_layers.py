@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import PlayedAllocator, Score
+from .caching_allocator import CachingAllocator, Score
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
 from .layer_loops import Loop
 from .layer_pattern import RECORDED
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: PlayedAllocator, score: Score) -> Blocks:
+    def of(device: CachingAllocator, score: Score) -> Blocks:
         """What an allocator has counted of steps."""
         slop, free = device.peak_allocated - score.peak_requested, device.peak_reserved - device.peak_allocated
         return Blocks(score.peak_requested, slop, free, device.allocated - score.requested)
@@ -328,7 +328,7 @@ class Unfolding:
         found.after = meter.now
         return found
 
-    def blocks(self, device: PlayedAllocator, repeats: Mapping[int, int]) -> Blocks:
+    def blocks(self, device: CachingAllocator, repeats: Mapping[int, int]) -> Blocks:
         """What an allocator adds to a run with that many repeats of each stack's pattern; by default of all."""
         events = Unfolded(self, repeats, places=False)
         score = Score(events.count)

@@ -22,7 +22,7 @@ from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
 
 
-class Noted(Meter):
+class EventMeter(Meter):
     """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
 
     count: as of `Recorder`. pieces: the steps in order. opening: how many pieces there are before the first backward
@@ -164,7 +164,7 @@ class Made(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, meter: Noted, base: int) -> Storage:
+    def storage(self, meter: EventMeter, base: int) -> Storage:
         """Its storage, in a pass that has been played."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
@@ -439,7 +439,7 @@ class Played(Passes):
     rehearsal.
     """
 
-    def __init__(self, meter: Noted, traces: Mapping[Case, Trace], below: Sequence[int]) -> None:
+    def __init__(self, meter: EventMeter, traces: Mapping[Case, Trace], below: Sequence[int]) -> None:
         super().__init__(len(below))
         self.meter, self.traces, self.below = meter, traces, below
         self.homes: dict[Home, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .caching_allocator import PlayedAllocator
+from .caching_allocator import CachingAllocator
 from .meter import Device, Peak, Place
 
 PHASES = ("forward", "backward", "step")
@@ -32,7 +32,7 @@ class Replayed:
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
-    def read(self, device: Device | PlayedAllocator, requested: int, peak_requested: int) -> None:
+    def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
         """Takes what an allocator counted. requested, peak_requested: bytes of tensors after the run, and the most."""
         self.reserved = device.peak_reserved
         self.slop = device.peak_allocated - peak_requested

@@ -11,10 +11,6 @@ from .difference import sizes_of
 WITNESS = "published"
 
 
-def has_exact_count(preset: Preset) -> bool:
-    return preset.published.parameters is not None
-
-
 def verify_published(preset: Preset) -> Verdict:
     """Compares the total with the published count, less the difference that the preset states and explains.
 

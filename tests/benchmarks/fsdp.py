@@ -7,7 +7,7 @@ import time
 import llmcalc
 from llmcalc.device_memory.linear_in_layers import folded
 from llmcalc.device_memory.training import Training
-from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory, ranks_that_differ
+from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import record, sharding
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -28,11 +28,10 @@ HOW = Training(seq=8192, recompute=recompute_of("full"), choices=Choices("flash"
 def main() -> None:
     """Prints the times."""
     spec = llmcalc.load(TARGET).model
-    exact, answer, ranks = calls(
+    exact, answer = calls(
         [
             lambda: tensors(spec),
             lambda: fsdp_memory(spec, HOW, LAYOUT),
-            lambda: ranks_that_differ(spec, HOW, LAYOUT),
         ],
         RUNS,
         time.process_time,
@@ -40,7 +39,6 @@ def main() -> None:
     print(f"fsdp: two training steps of {TARGET} on one of {LAYOUT.world:,} ranks, CPU time (median of {RUNS})")
     line("the bytes of tensors, folded", f"{exact * 1e3:.0f} ms", "≤ 50 ms")
     line("every layer on the allocator too", f"{answer * 1e3:.0f} ms")
-    line("the ranks that differ", f"{ranks * 1e3:.0f} ms")
 
 
 def tensors(spec: ModelSpec) -> Replayed:

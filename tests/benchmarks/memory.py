@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.device_memory import training_memory
 from llmcalc.device_memory.linear_in_layers import folded
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.repeat_layers import Unfolding
 from llmcalc.simulator.replay_result import Replayed
 from llmcalc.workload.recompute import recompute_of
+from tests.device_memory.training_memory import training_memory
+from tests.simulator.allocator_witness import WitnessAllocator
 
 from .timing import calls, line
 
@@ -38,7 +38,7 @@ def main() -> None:
         [
             lambda: llmcalc.memory(TARGET, "training", seq=SEQ).device.timeline,
             lambda: tensors(spec, how),
-            lambda: replay(spec, how, CachingAllocator(), None, HOPPER.workspace),
+            lambda: replay(spec, how, WitnessAllocator(), None, HOPPER.workspace),
         ],
         RUNS,
         time.process_time,
@@ -66,7 +66,7 @@ def tensors(spec: ModelSpec, how: Training) -> Replayed:
 
 def differences(spec: ModelSpec, how: Training) -> str:
     """How far the blocks after a step, the peak of blocks and the segments of a folded run are from a whole run's."""
-    device = CachingAllocator()
+    device = WitnessAllocator()
     whole, found = replay(spec, how, device, None, HOPPER.workspace), training_memory(spec, how)
     pairs = {
         "after": (found.after_step_bytes, whole.after + whole.slop_after),

@@ -16,13 +16,13 @@ from typing import Any
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import WORKSPACE, Runtime
-from llmcalc.device_memory.device_memory import training_memory
 from llmcalc.device_memory.training import Training
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.workload.recompute import MODES
+from tests.device_memory.training_memory import training_memory
 
 Row = Mapping[str, Any]
 

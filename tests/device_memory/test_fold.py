@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.device_memory import training_memory
 from llmcalc.device_memory.linear_in_layers import folded
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.flow.program import Scope
@@ -13,6 +12,7 @@ from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.layer_loops import Loop, loops
 from llmcalc.simulator.layer_pattern import pattern
 from llmcalc.workload.recompute import Recompute
+from tests.device_memory.training_memory import training_memory
 
 WAYS = {
     "plain": Training(batch=2, seq=64),

@@ -23,9 +23,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.meter import Place
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.replay_result import Replayed
 from tests.contracts.test_parts import around_a_model
+from tests.simulator.allocator_witness import WitnessAllocator
 from tests.simulator.witness import Alive
 
 BATCH = 2
@@ -211,6 +211,6 @@ def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
 
 def test_blocks_of_the_allocator_are_no_less() -> None:
     spec, how = llmcalc.load("smollm2-135m").model, Inference(batch=2, seq=100)
-    exact, blocks = replay_inference(spec, how), replay_inference(spec, how, CachingAllocator(), workspace=1 << 20)
+    exact, blocks = replay_inference(spec, how), replay_inference(spec, how, WitnessAllocator(), workspace=1 << 20)
     assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved
     assert blocks.peak[1].kinds["overhead"] == 1 << 20

@@ -25,7 +25,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
-from llmcalc.parallel.weight_shards import Held, division_of, held, shard_rows
+from llmcalc.parallel.weight_shards import Held, held, shard_rows
 from llmcalc.sources.presets import load_preset
 from tests.parallel.fake_ranks import fake_rank
 
@@ -126,7 +126,9 @@ def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, t
     """The same from the rank's program. Every rank keeps as many rows as the first; the last ones do not fill them."""
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
     for one in held(rank_program(spec, layout, rank)):
-        ranks, index = division_of(layout, rank, one.expert)
+        at = layout.at(rank)
+        ranks = layout.expert_shards if one.expert else layout.shards
+        index = (at.edp if one.expert else at.dp * layout.cp + at.cp) % ranks  # replicas of all parts are outermost
         rows, *rest = one.tensor.shape
         row = torch.Size(rest).numel() * 4
         for path in paths(one):

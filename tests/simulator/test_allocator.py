@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcalc.simulator.online_allocator import (
+from tests.simulator.allocator_witness import (
     ADDRESS_SPACE,
     BlockState,
-    CachingAllocator,
     Device,
     ExactDevice,
     Handle,
     SegmentState,
+    WitnessAllocator,
 )
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def filled(*requests: float, expandable_segments: bool = False) -> tuple[CachingAllocator, list[Handle]]:
+def filled(*requests: float, expandable_segments: bool = False) -> tuple[WitnessAllocator, list[Handle]]:
     """Returns an allocator after requests of so many MiB, and their handles."""
-    allocator = CachingAllocator(expandable_segments)
+    allocator = WitnessAllocator(expandable_segments)
     return allocator, [allocator.allocate(int(size * MIB)) for size in requests]
 
 
-def layout(allocator: CachingAllocator) -> list[list[float]]:
+def layout(allocator: WitnessAllocator) -> list[list[float]]:
     """Sizes in MiB of the blocks of each segment, those of free blocks negative."""
     return [[(b.size if b.in_use else -b.size) / MIB for b in one.blocks] for one in allocator.segments()]
 
@@ -38,7 +38,7 @@ def layout(allocator: CachingAllocator) -> list[list[float]]:
 
 @pytest.fixture(params=["exact", "caching", "expandable"])
 def device(request: pytest.FixtureRequest) -> Device:
-    return {"exact": ExactDevice(), "caching": CachingAllocator(), "expandable": CachingAllocator(True)}[request.param]
+    return {"exact": ExactDevice(), "caching": WitnessAllocator(), "expandable": WitnessAllocator(True)}[request.param]
 
 
 def test_zero_bytes_take_no_memory(device: Device) -> None:
@@ -98,7 +98,7 @@ def test_exact_device_neither_rounds_nor_reserves() -> None:
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB), (MIB + 1, MIB + 512)])
 @pytest.mark.parametrize("expandable_segments", [False, True])
 def test_sizes_are_rounded_to_512_bytes(size: int, block: int, expandable_segments: bool) -> None:
-    allocator = CachingAllocator(expandable_segments)
+    allocator = WitnessAllocator(expandable_segments)
     handle = allocator.allocate(size)
     assert (handle.size, handle.requested) == (block, size)
     assert (allocator.allocated, allocator.requested) == (block, size)
@@ -120,7 +120,7 @@ def test_sizes_are_rounded_to_512_bytes(size: int, block: int, expandable_segmen
     ],
 )
 def test_size_of_a_new_segment(size: int, segment: int) -> None:
-    allocator = CachingAllocator()
+    allocator = WitnessAllocator()
     handle = allocator.allocate(size)
     assert allocator.reserved == allocator.peak_reserved == segment
     allocator.free(handle)
@@ -143,7 +143,7 @@ def test_a_small_request_takes_no_large_block() -> None:
 
 def test_snapshot() -> None:
     """700 and 600 bytes in blocks of 1,024, on stream 7. The segment of 2,097,152 bytes has 2,095,104 left."""
-    allocator = CachingAllocator()
+    allocator = WitnessAllocator()
     first = allocator.allocate(700, stream=7)
     second = allocator.allocate(600, stream=7)
     allocator.free(first)
@@ -192,7 +192,7 @@ def test_a_new_large_segment_is_split_by_the_same_rule() -> None:
 
 @pytest.mark.parametrize(("size", "rest"), [(20 * MIB, []), (20 * MIB - 512, [-512 / MIB])])
 def test_a_large_block_of_an_expandable_segment_is_split_if_512_bytes_remain(size: int, rest: list[float]) -> None:
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = WitnessAllocator(expandable_segments=True)
     allocator.allocate(size)
     assert layout(allocator) == [[size / MIB, *rest]]
 
@@ -281,7 +281,7 @@ def test_segments_do_not_merge() -> None:
     ],
 )
 def test_an_expandable_segment_grows_by_pages(size: int, reserved: int) -> None:
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = WitnessAllocator(expandable_segments=True)
     allocator.allocate(size)
     assert allocator.reserved == allocator.peak_reserved == reserved
 
@@ -364,7 +364,7 @@ def test_an_empty_expandable_segment_is_returned() -> None:
 
 
 @pytest.fixture
-def with_gap() -> CachingAllocator:
+def with_gap() -> WitnessAllocator:
     """An allocator with four pages of which the second, from 20 to 40 MiB, is not mapped.
 
     In use up to 15 MiB, then free: 15 to 20 and 40 to 42 MiB around the gap, 52 to 59 MiB, and 60.5 to 80 MiB.
@@ -378,7 +378,7 @@ def with_gap() -> CachingAllocator:
     return allocator
 
 
-def test_a_free_block_before_a_gap_counts_with_the_gap(with_gap: CachingAllocator) -> None:
+def test_a_free_block_before_a_gap_counts_with_the_gap(with_gap: WitnessAllocator) -> None:
     """Of 5 + 20 MiB and 7 MiB, the 7 MiB are the better fit for 4 MiB; then the 25 MiB, for the end is endless."""
     with_gap.allocate(4 * MIB)
     assert layout(with_gap) == [[15, -5], [-2, 10, 4, -3, 1.5, -19.5]]
@@ -431,13 +431,13 @@ def test_a_free_block_does_not_merge_with_a_gap() -> None:
     assert (layout(allocator), allocator.reserved) == ([[-20]], 20 * MIB)
 
 
-def test_growing_fills_the_lowest_gap_with_enough_room(with_gap: CachingAllocator) -> None:
+def test_growing_fills_the_lowest_gap_with_enough_room(with_gap: WitnessAllocator) -> None:
     """27 MiB are 5 free, 20 not mapped and 2 free."""
     with_gap.allocate(27 * MIB)
     assert (layout(with_gap), with_gap.reserved) == ([[15, 27, 10, -7, 1.5, -19.5]], 80 * MIB)
 
 
-def test_growing_passes_over_a_gap_without_enough_room(with_gap: CachingAllocator) -> None:
+def test_growing_passes_over_a_gap_without_enough_room(with_gap: WitnessAllocator) -> None:
     """28 MiB are the 19.5 MiB at the end and 8.5 MiB of a new page."""
     with_gap.allocate(28 * MIB)
     assert (layout(with_gap), with_gap.reserved) == ([[15, -5], [-2, 10, -7, 1.5, 28, -11.5]], 80 * MIB)
@@ -448,7 +448,7 @@ def test_growing_passes_over_a_gap_without_enough_room(with_gap: CachingAllocato
 
 def test_slop_and_fragmentation_at_the_peak() -> None:
     """11 MiB in 12 MiB, and 3 MiB + 1 byte in 20 MiB. Then 17 MiB in 18 MiB, in place of the 11 MiB."""
-    allocator = CachingAllocator()
+    allocator = WitnessAllocator()
     first, second = allocator.allocate(11 * MIB), allocator.allocate(3 * MIB + 1)
     assert allocator.peak_allocated == 12 * MIB + (3 * MIB + 512)
     assert allocator.slop_at_peak == MIB + 511
@@ -482,7 +482,7 @@ def test_reserved_at_peak_can_be_below_the_peak_of_reserved() -> None:
 
 def test_requested_at_peak_is_that_of_the_first_time() -> None:
     """512 bytes are allocated for 1 byte, then for 300."""
-    allocator = CachingAllocator()
+    allocator = WitnessAllocator()
     allocator.free(allocator.allocate(1))
     allocator.allocate(300)
     assert (allocator.peak_allocated, allocator.requested_at_peak, allocator.peak_requested) == (512, 1, 300)
@@ -641,7 +641,7 @@ class SlowAllocator:
             self.segments = [one for one in self.segments if one.mapped]
 
 
-def check_invariants(allocator: CachingAllocator) -> None:
+def check_invariants(allocator: WitnessAllocator) -> None:
     """Segments do not overlap, blocks fill their segment, no two free neighbours; the sums are those of the blocks."""
     segments = allocator.segments()
     for before, after in pairwise(sorted(segments, key=lambda one: one.blocks[0].address)):
@@ -676,7 +676,7 @@ STEPS = st.lists(st.one_of(ALLOCATE, ALLOCATE, ALLOCATE, FREE, FREE, FREE, RELEA
 @given(STEPS)
 def test_random_sequences(expandable: bool, steps: list[tuple[str, int, int]]) -> None:
     """All blocks of all segments are those of the slow implementation after every step."""
-    fast, slow = CachingAllocator(expandable), SlowAllocator(expandable)
+    fast, slow = WitnessAllocator(expandable), SlowAllocator(expandable)
     alive: list[tuple[Handle, SlowSegment, int]] = []
     peaks = [0, 0, 0]
     for what, number, stream in steps:

@@ -15,13 +15,13 @@ from llmcalc.frameworks.megatron import rank_memory as answer
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import Openings, PlayedAllocator, Score, allocation
+from llmcalc.simulator.caching_allocator import CachingAllocator, Openings, Score, allocation
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.simulator.meter import Place
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.repeat_layers import Irregular
 from llmcalc.simulator.repeat_microbatches import Rehearsal
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
+from tests.simulator.allocator_witness import WitnessAllocator
 
 SUMS = "allocated", "reserved", "peak_allocated", "peak_reserved"
 
@@ -53,7 +53,7 @@ def drawn(random: Random) -> tuple[list[Event], int]:
     return events, count
 
 
-def allocated(events: list[Event], count: int, device: CachingAllocator) -> None:
+def allocated(events: list[Event], count: int, device: WitnessAllocator) -> None:
     """Allocates and frees what events say, one by one."""
     handles: list[Any] = [None] * count
     stream = 0
@@ -73,7 +73,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
     random = Random(7)
     for _ in range(40):
         events, count = drawn(random)
-        device, played = CachingAllocator(expandable), PlayedAllocator(expandable)
+        device, played = WitnessAllocator(expandable), CachingAllocator(expandable)
         allocated(events, count, device)
         half, score = len(events) // 2, Score(count)
         played.play(score.steps(events[:half]), count)
@@ -99,15 +99,15 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         calls += 1
         play(*given)
 
-    play = PlayedAllocator.play
+    play = CachingAllocator.play
     for number, (alike, played) in enumerate(((10, 11), (7, 1), (4, 1), (4, 1), (0, 1), (2, 3))):
         run = [*common[:alike], ([allocation(count, (7 + number) * MIB)], 0)]
-        device = PlayedAllocator(expandable)
+        device = CachingAllocator(expandable)
         for stretch, base in run:
             device.play(stretch, count + 1, base)
         calls = 0
         with monkeypatch.context() as patch:
-            patch.setattr(PlayedAllocator, "play", counted)
+            patch.setattr(CachingAllocator, "play", counted)
             found = openings.played(run, count + 1, 7)
         assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played

@@ -11,23 +11,23 @@ from dataclasses import replace
 import pytest
 
 import llmcalc
-from llmcalc.device_memory import device_memory as answer
 from llmcalc.device_memory.cuda_runtime import Runtime
-from llmcalc.device_memory.device_memory import training_memory
 from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
 from llmcalc.device_memory.linear_in_layers import folded, node_of
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.caching_allocator import PlayedAllocator
+from llmcalc.simulator.caching_allocator import CachingAllocator
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.event_log import FREED, Event, Recorded, passing, repeatable
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.repeat_layers import Irregular, Unfolding
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.recompute import recompute_of
+from tests.device_memory import training_memory as answer
+from tests.device_memory.training_memory import training_memory
+from tests.simulator.allocator_witness import WitnessAllocator
 
 WORKSPACE = 1 << 20
 
@@ -73,7 +73,7 @@ def unfolding(spec: ModelSpec, how: Training | Inference) -> Unfolding:
 
 
 def is_the_run_of_all_layers(spec: ModelSpec, how: Training | Inference, expandable: bool = False) -> None:
-    device, whole_device = PlayedAllocator(expandable), CachingAllocator(expandable)
+    device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
     unfolded = unfolding(spec, how)
     found, blocks = unfolded.counted({}), unfolded.blocks(device, {})
     if isinstance(how, Training):
@@ -141,7 +141,7 @@ WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
 
 
 def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), CachingAllocator()
+    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), WitnessAllocator()
     with pytest.raises(Irregular):
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
@@ -206,7 +206,7 @@ def test_what_is_extrapolated_is_close_to_the_run_of_all_layers(name: str, how: 
     spec, runtime = llmcalc.load(name).model, Runtime()
     found = training_memory(spec, how, runtime)
     unfolded = unfolding(spec, how)
-    device = PlayedAllocator()
+    device = CachingAllocator()
     blocks = unfolded.blocks(device, {})
     peaks = folded(unfolded.counted, unfolded.stacks)
     assert found.exact_bytes == peaks.peak[1].bytes - 2 * WORKSPACE

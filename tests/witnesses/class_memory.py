@@ -28,10 +28,10 @@ from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
 from llmcalc.symbolic.saved_bytes import Pass, kept_blocks
 from llmcalc.witnesses import storages
-from llmcalc.witnesses.class_memory import AllReal, class_to_train, held_by
 from llmcalc.witnesses.storages import Held
 from tests.builders import json_lines, spec_of
 from tests.simulator.models import without_values
+from tests.witnesses.class_step import AllReal, class_to_train, held_by
 
 RECORD = Path(__file__).parents[1] / "data" / "class_memory.json"
 CASES = Path(__file__).parents[1] / "data" / "cases"

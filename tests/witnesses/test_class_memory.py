@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmcalc.witnesses.class_memory import AllReal, class_memory, class_to_train
 from llmcalc.witnesses.storages import measured
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.witnesses.class_memory import BATCH, FAMILIES, classes_table, explained, record, recorded
 from tests.witnesses.class_memory import measured as both
+from tests.witnesses.class_step import AllReal, class_memory, class_to_train
 
 SAMPLE = (
     "llama-3.1-8b",

@@ -22,7 +22,6 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.lowering import Unsupported
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
@@ -31,6 +30,7 @@ from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import Reading, compare_on_gpu
 from llmcalc.witnesses.memory import Compared, compare_memory, not_shown, usual
 from llmcalc.witnesses.storages import Alive
+from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
@@ -253,7 +253,7 @@ class Modelled(Alive):
 
     def __init__(self, extra: int = 0) -> None:
         super().__init__()
-        self.allocator, self.extra = CachingAllocator(), extra
+        self.allocator, self.extra = WitnessAllocator(), extra
         self.begun: list[Any] = []
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:

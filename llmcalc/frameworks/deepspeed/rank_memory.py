@@ -8,13 +8,14 @@ from typing import Any
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
 from ...device_memory.estimate import Memory
-from ...device_memory.training import Training, replayed
+from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
+from ...simulator.caching_allocator import Openings
 from ...simulator.layer_loops import loops
-from ...simulator.meter import Device, Meter
-from ...simulator.online_allocator import CachingAllocator
+from ...simulator.meter import Meter
+from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import DTYPES, FLOAT32
 from .settings import VERSION, DeepSpeedSettings
@@ -81,12 +82,11 @@ def replay_zero(
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
-    device: Device | None = None,
-    workspace: int = 0,
+    runtime: Runtime,
 ) -> Replayed:
-    """Replays set-up and two steps of one rank. device: as of `replay`. In the second step all is as in later ones."""
-    meter = Meter(device)
-    return replayed(zero_run(spec, how, settings, ranks, rank, workspace, meter), meter)
+    """Replays set-up and two steps of one rank on the allocator. In the second step all is as in later ones."""
+    run = zero_run(spec, how, settings, ranks, rank, runtime.workspace, meter := EventMeter())
+    return replayed_on_allocator(run, meter, Openings(runtime.expandable))
 
 
 def rank_memory(
@@ -100,8 +100,7 @@ def rank_memory(
     how = one.training()
     if one.settings.master_weights == "none" and how.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
-    device = CachingAllocator(runtime.expandable)
-    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, device, runtime.workspace)
+    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, runtime)
     return summed(found, runtime, loops(one.spec), known(settings))
 
 

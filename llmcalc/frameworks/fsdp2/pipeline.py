@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, schedule_of
-from ...simulator.caching_allocator import PlayedAllocator
+from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import Event, Recorded, Recorder
 from ...simulator.layer_loops import Loop, loops, loops_of
 from ...simulator.layer_pattern import RECORDED
@@ -377,7 +377,7 @@ def stage_memory(
         whole = unfolding(folds=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except Irregular:
         whole = unfolding(folds=False)
-    found, taken = whole.counted({}), whole.blocks(PlayedAllocator(runtime.expandable), {})
+    found, taken = whole.counted({}), whole.blocks(CachingAllocator(runtime.expandable), {})
     found.slop, found.slop_after = taken.slop, taken.slop_after
     found.reserved = found.peak[1].bytes + taken.slop + taken.free
     return summed(found, runtime, loops(spec), tensors)

@@ -12,18 +12,17 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import uncollected
-from ...device_memory.training import Training
+from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.caching_allocator import Openings
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Block
 from ...simulator.repeat_layers import Irregular
-from ...simulator.repeat_microbatches import Case, Home, Passes, Piece, Played, Reading, Trace, shown
-from ...simulator.repeat_microbatches import Noted as Written
+from ...simulator.repeat_microbatches import Case, EventMeter, Home, Passes, Piece, Played, Reading, Trace, shown
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
-from ..torch.pipeline_replay import Known, alike, on_allocator
+from ..torch.pipeline_replay import Known, alike
 from .param_groups import ALL_REDUCE, Gathered, Parameter
 from .pipeline import Piped, ShardedChunk, ShardedRank
 from .training import Fsdp
@@ -118,7 +117,7 @@ class PlayedPasses(Scheduled, Played):
 
     def __init__(
         self,
-        meter: Written,
+        meter: EventMeter,
         traces: Mapping[Case, Trace],
         below: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
@@ -202,7 +201,7 @@ def played_stage(
     if layout.reshard or how.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
     made = partial(PlayedRank, spec, how, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
-    run = made(meter=(meter := Written()))
+    run = made(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
     alone, at = layout.at(rank).pp == layout.pp - 1, layout.at(rank)
@@ -225,7 +224,7 @@ def played_stage(
 
     run.set_up = set_up_and_list  # type: ignore[method-assign]
     try:
-        return on_allocator(run, meter, found.openings)
+        return replayed_on_allocator(run, meter, found.openings)
     except Irregular:
         return None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...algebra import Number, ceil_div
+from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...device_memory.cuda_runtime import HOPPER, Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
@@ -206,26 +205,3 @@ def _layers_like(layer: Layer, stacks: list[Loop]) -> int:
         if layer.path == loop.path and inside and loop.repeats > RECORDED:
             return 1 + loop.repeats - RECORDED
     return 1
-
-
-class Alike(NamedTuple):
-    """Ranks that hold as many rows of every parameter. rank: the first of them. ranks: how many they are."""
-
-    rank: int
-    ranks: int
-
-
-def ranks_that_differ(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp = TITAN) -> list[Alike]:
-    """The ranks that differ: shards of rows that the ranks do not divide are shorter, or empty, on the last ranks.
-
-    Rank 0 holds the most. Raises `InputError` with tensor parallelism, and as `fsdp_memory` does.
-    """
-    if layout.tp > 1:
-        raise InputError(f"--tp {layout.tp}: which ranks differ is known of shards alone; expected 1")
-    run, shards = _few(spec, how, layout, 0, fsdp), layout.shards
-    ends = {0, shards}
-    for one in run.lowering.sharded.values():
-        rows = one.whole.shape[0]
-        full, rest = divmod(rows, ceil_div(rows, shards))
-        ends |= {full, full + (rest > 0)} if full < shards else set()
-    return [Alike(a, (b - a) * layout.hsdp_replicas) for a, b in pairwise(sorted(ends))]

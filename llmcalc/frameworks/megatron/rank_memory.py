@@ -14,7 +14,7 @@ from ...simulator.event_log import Recorder
 from ...simulator.layer_loops import loops
 from ...simulator.meter import Place
 from ...simulator.repeat_layers import Irregular
-from ...simulator.repeat_microbatches import Case, Noted, Played, Trace
+from ...simulator.repeat_microbatches import Case, EventMeter, Played, Trace
 from ...simulator.replay_result import PHASES, Replayed
 from .kernel_choices import expandable
 from .kernels import Parameter
@@ -68,7 +68,7 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
 
     shared: what is known of other ranks of the same run, to which this adds; None (default) for nothing.
     """
-    run = RankRun(spec, settings, rank, meter := Noted())
+    run = RankRun(spec, settings, rank, meter := EventMeter())
     shared = {} if shared is None else shared
     alone = run.at.pp == run.layout.pp - 1
     key = *alike(run), alone
@@ -89,7 +89,7 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
             found.replayed[rest] = two_steps(run, meter, found.openings)
         return found.replayed[rest]
     except Irregular:
-        run = RankRun(spec, settings, rank, meter := Noted())
+        run = RankRun(spec, settings, rank, meter := EventMeter())
         run.set_up()
         return two_steps(run, meter, Openings(expandable(settings)))
 
@@ -116,7 +116,7 @@ def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -
     return Known(traces, below, [chunk.parameters for chunk in run.chunks], openings)
 
 
-def rest_of(run: RankRun, meter: Noted) -> tuple[object, ...]:
+def rest_of(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
     """What the steps of a rank that has been set up depend on beside its passes, its settings and the layout."""
     meter.cut()
     ((steps, _),) = meter.pieces
@@ -124,7 +124,7 @@ def rest_of(run: RankRun, meter: Noted) -> tuple[object, ...]:
     return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def two_steps(run: RankRun, meter: Noted, openings: Openings) -> Replayed:
+def two_steps(run: RankRun, meter: EventMeter, openings: Openings) -> Replayed:
     """What two steps of a rank that has been set up find."""
     run.step()
     meter.place = Place()

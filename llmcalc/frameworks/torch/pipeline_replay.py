@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import uncollected
-from ...device_memory.training import Training, replayed
+from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import Openings
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import Found
 from ...simulator.repeat_layers import Irregular
-from ...simulator.repeat_microbatches import Case, Noted, Played, Rehearsal, Trace
+from ...simulator.repeat_microbatches import Case, EventMeter, Played, Rehearsal, Trace
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
 from .pipeline import Flight, RankRun
@@ -63,7 +63,7 @@ def played_rank(
     def made(meter: Any) -> RankRun:
         return RankRun(spec, how, layout, rank, meter, workspace)
 
-    run = made(meter := Noted())
+    run = made(meter := EventMeter())
     alone = layout.at(rank).pp == layout.pp - 1
     key = alike(spec, run, rank, alone)
     if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
@@ -75,18 +75,10 @@ def played_rank(
         for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
             chunk.passes, chunk.lowering.found = passes, parameters
         try:
-            return on_allocator(run, meter, found.openings)
+            return replayed_on_allocator(run, meter, found.openings)
         except Irregular:
-            run = made(meter := Noted())
-    return on_allocator(run, meter, Openings(expandable))
-
-
-def on_allocator(run: RankRun, meter: Noted, openings: Openings) -> Replayed:
-    """What set-up and two steps find, with what an allocator counts."""
-    found = replayed(run, meter)
-    meter.cut()
-    found.read(openings.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
-    return found
+            run = made(meter := EventMeter())
+    return replayed_on_allocator(run, meter, Openings(expandable))
 
 
 def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
-from llmcalc.frameworks.fsdp2.rank_memory import Alike, communication, fsdp_memory, ranks_that_differ
+from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.fsdp2.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
 from llmcalc.frameworks.ranks import Cluster
@@ -418,26 +418,7 @@ def test_what_many_layers_send() -> None:
     ]
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_ranks_that_differ() -> None:
-    """Of 16,384 ranks, 1,024 have a row of the keys' 1,024; 53,248 / 4 have four rows of the feed-forward's; …"""
-    spec, how = llmcalc.load("llama3.1-405b").model, Training(batch=1, seq=8192)
-    assert ranks_that_differ(spec, how, Layout(dp=16384, zero=3)) == [
-        Alike(0, 1024),
-        Alike(1024, 53248 // 4 - 1024),
-        Alike(13312, 128256 // 8 - 13312),
-        Alike(16032, 16384 - 16032),
-    ]
-    small = family("llama3-8b")
-    alike = ranks_that_differ(small, how, Layout(dp=14, hsdp_replicas=2, zero=3))
-    assert sum(one.ranks for one in alike) == 14
-    held = [replayed(small, Training(batch=1, seq=9), Layout(dp=7, zero=3), rank).bytes for rank in range(7)]
-    firsts = [one.rank for one in alike]
-    for rank, bytes in enumerate(held):
-        assert bytes == held[max(first for first in firsts if first <= rank)]
-    assert len({tuple(one.values()) for one in held}) == len(firsts)
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import Asked
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.online_allocator import CachingAllocator
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.frameworks.torch.piped import by_torch, replayed
+from tests.simulator.allocator_witness import WitnessAllocator
 
 WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
 
@@ -140,7 +140,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     tensors = Term("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
-        found = replay_rank(spec, how, layout, 1, CachingAllocator(expandable), runtime.workspace)
+        found = replay_rank(spec, how, layout, 1, WitnessAllocator(expandable), runtime.workspace)
         whole = summed(found, runtime, loops(spec), tensors)
         assert stage_memory(spec, how, layout, 1, runtime, TITAN, tensors) == whole
 

@@ -31,8 +31,8 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.online_allocator import CachingAllocator
 from tests.comparisons import Thing, compares, under
+from tests.simulator.allocator_witness import WitnessAllocator
 
 Row = dict[str, Any]
 MIB = 2**20
@@ -208,7 +208,7 @@ def changed(row: str, **fields: Any) -> tuple[ModelSpec, MegatronSettings]:
 
 def kept(spec: ModelSpec, settings: MegatronSettings, rank: int | None = None) -> RankRun:
     """A rank after two steps, without an allocator that rounds."""
-    run = RankRun(spec, settings, settings.world_size - 1 if rank is None else rank, Meter(CachingAllocator()))
+    run = RankRun(spec, settings, settings.world_size - 1 if rank is None else rank, Meter(WitnessAllocator()))
     run.set_up()
     run.step()
     run.step()
@@ -466,7 +466,7 @@ def test_muon_shares_out_whole_tensors(date: datetime.date | None) -> None:
     layout = settings.layout()
     runs = []
     for dp in range(layout.dp):
-        run = RankRun(spec, settings, layout.rank(tp=1, dp=dp, pp=1), Meter(CachingAllocator()))
+        run = RankRun(spec, settings, layout.rank(tp=1, dp=dp, pp=1), Meter(WitnessAllocator()))
         run.set_up()
         runs.append(run)
     matrices = sum(one.size for one in runs[0].chunks[0].parameters if by_muon(one))

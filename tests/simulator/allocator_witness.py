@@ -1,13 +1,9 @@
-"""The memory of one device: what the allocator gives to tensors, and what it reserves on the device for them.
+"""The memory of one device, block by block: the witness of `llmcalc.simulator.caching_allocator`.
 
-`ExactDevice` counts what tensors ask for. `CachingAllocator` is torch's CUDA caching allocator (torch 2.13,
-https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp; its constants are in
-c10/core/AllocatorConfig.h). Both have the interface of `Device`.
-
-A segment is memory that the allocator has reserved on the device with one cudaMalloc. It consists of blocks, each in
-use or free. A pool holds the free blocks of one stream that serve small or large requests. Three sums follow:
-requested bytes (tensors) <= allocated bytes (blocks in use) <= reserved bytes (segments). Allocated minus requested is
-slop; reserved minus allocated is fragmentation, the free blocks.
+`ExactDevice` counts what tensors ask for. `WitnessAllocator` is torch's CUDA caching allocator, with an object for
+each block and with memory that is returned to the device. Both have the interface of `Device`. Requested bytes
+(tensors) <= allocated bytes (blocks in use) <= reserved bytes (segments). Allocated minus requested is slop; reserved
+minus allocated is fragmentation, the free blocks.
 """
 
 from __future__ import annotations
@@ -17,26 +13,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MIN_BLOCK_SIZE = 512
-"""kMinBlockSize: sizes of blocks are multiples of it."""
-
-SMALL_SIZE = 1 << 20
-"""kSmallSize: the largest block that the small pool serves."""
-
-SMALL_BUFFER = 2 << 20
-"""kSmallBuffer: size of a segment of the small pool, and of a page of an expandable one."""
-
-LARGE_BUFFER = 20 << 20
-"""kLargeBuffer: size of a segment for a large block below `MIN_LARGE_ALLOC`, and of a page of an expandable one.
-
-In torch 2.13 it is the default of the option large_segment_size_mb.
-"""
-
-MIN_LARGE_ALLOC = 10 << 20
-"""kMinLargeAlloc: a block of at least this size gets a segment of its own size, rounded up to `ROUND_LARGE`."""
-
-ROUND_LARGE = 2 << 20
-"""kRoundLarge: sizes of segments for blocks from `MIN_LARGE_ALLOC` on are multiples of it."""
+from llmcalc.simulator.caching_allocator import (
+    LARGE_BUFFER,
+    MIN_BLOCK_SIZE,
+    MIN_LARGE_ALLOC,
+    ROUND_LARGE,
+    SMALL_BUFFER,
+    SMALL_SIZE,
+)
 
 ADDRESS_SPACE = 1 << 50
 """Addresses of one expandable segment. torch takes 9/8 of the device's memory; here a segment never reaches its end."""
@@ -239,7 +223,7 @@ class SegmentState(NamedTuple):
     blocks: tuple[BlockState, ...]
 
 
-class CachingAllocator(Device):
+class WitnessAllocator(Device):
     """torch's CUDA caching allocator, on a device whose memory does not run out.
 
     expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
@@ -282,9 +266,9 @@ class CachingAllocator(Device):
         self._segments: dict[int, Block] = {}  # address of a segment -> its first block
         self._next_address = 0
 
-    def like_new(self) -> CachingAllocator:
+    def like_new(self) -> WitnessAllocator:
         """An empty one with the same options."""
-        return CachingAllocator(self.expandable_segments)
+        return WitnessAllocator(self.expandable_segments)
 
     def allocate(self, bytes: int, stream: int = 0) -> Handle:
         if bytes <= 0:

@@ -5,8 +5,6 @@ number format, a mask that is added), it saves other bytes for its backward pass
 
 It runs with eager attention and grouped products of experts, in bfloat16, without dropout, padding and cache; with a
 language-model head, up to the cross-entropy of its logits in float32.
-
-This module imports torch, so import it only in functions that run torch.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..model import ModelSpec
-from .storages import Alive, Held, measured
-from .transformers import build, inputs_of
+from llmcalc.model import ModelSpec
+from llmcalc.witnesses.storages import Alive, Held, measured
+from llmcalc.witnesses.transformers import build, inputs_of
 
 
 class AllReal(Alive):

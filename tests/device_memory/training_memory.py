@@ -1,0 +1,21 @@
+"""The memory of a training run as an answer, from what is replayed alone: no settings, no command."""
+
+from __future__ import annotations
+
+from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
+from llmcalc.device_memory.device_memory import TENSORS, DeviceMemory, device_memory, known
+from llmcalc.device_memory.evidence import evidence_of_run
+from llmcalc.device_memory.training import Training, record
+from llmcalc.model import ModelSpec
+
+
+def training_memory(spec: ModelSpec, training: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
+    """Replays training. Raises `Unsupported` for a step of the model without kernels."""
+    return device_memory(
+        spec,
+        lambda layers, workspace: [record(spec, training, layers, workspace)],
+        runtime,
+        (),
+        known(TENSORS, evidence_of_run(spec, training.choices, training.optimizer)),
+        training.recompute.every,
+    )
