@@ -16,7 +16,7 @@ from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..frameworks.launch.read import read_launch
 from ..frameworks.launch.record import Launch
-from ..frameworks.ranks import Cluster, worst
+from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, launch_files, layout_of
 from ..optional import included
 from ..parallel.layout_request import ANY, Asked, dated
@@ -176,7 +176,7 @@ def command(
 
         def needed(runtime: Runtime) -> int:
             if spread:
-                return worst(cluster.on(runtime)).device.device_bytes
+                return largest_need(cluster.on(runtime)).device.device_bytes
             return found.on(runtime).device_bytes
 
         if named:

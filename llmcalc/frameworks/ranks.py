@@ -119,9 +119,14 @@ class Cluster:
         return self.on(self.one.runtime)
 
     @property
-    def peak(self) -> RankMemory:
-        """The rank that takes the most."""
-        return worst(self.by_rank)
+    def device_rank(self) -> RankMemory:
+        """The rank that needs the most device memory."""
+        return largest_need(self.by_rank)
+
+    @property
+    def peak_rank(self) -> RankMemory:
+        """The rank whose tensors' blocks take the most: one that needs less may have fewer free blocks beside them."""
+        return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
     def reserved_band(self) -> tuple[int, int] | None:
@@ -131,8 +136,8 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.of_rank(self.peak.rank, replace(self.one.runtime, expandable=True))
-        return self.peak.device.reserved_bytes, grown.device.reserved_bytes
+        grown = self.of_rank(self.device_rank.rank, replace(self.one.runtime, expandable=True))
+        return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
 
     @property
     def attention(self) -> AttentionImplementation:
@@ -153,7 +158,7 @@ class Cluster:
         if not self.trains:
             return None
         try:
-            return self.messages_of(self.peak.rank)
+            return self.messages_of(self.device_rank.rank)
         except InputError:
             return None
 
@@ -183,6 +188,6 @@ def attention_of(memory: Memory, framework: Framework) -> AttentionImplementatio
     return given or framework.attention or kernel_choices(memory.settings).attention
 
 
-def worst(ranks: Sequence[RankMemory]) -> RankMemory:
-    """The rank that takes the most; of equal ones the first."""
+def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
+    """The rank that needs the most device memory; of equal ones the first."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

@@ -97,10 +97,10 @@ def report(
 
     assumed: the accelerator whose runtime was taken, where none was named. launched: the file that starts the run.
     """
-    one, peak, layout = found.one, found.peak, found.layout
+    one, peak, layout = found.one, found.device_rank, found.layout
     use = one.states
     warnings = too_long(use.count.spec, use.workload)
-    warnings += untested_notes(found.peak.device)
+    warnings += untested_notes(peak.device)
     answer = f"{units.GIB.write(peak.device.device_bytes)} {units.GIB.name} required by rank {peak.rank}"
     aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
     notes = said([*warnings, *_notes(found, assumed), *(launched.notes if launched is not None else ())])
@@ -123,8 +123,11 @@ def report(
 
 
 def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
-    """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
-    peak, layers = found.peak, _layers(found)
+    """Bytes as exact integers.
+
+    What is allocated is that of the rank that allocates most; what a device must have, of the one that needs most.
+    """
+    layers, most, allocated = _layers(found), device_data(found.device_rank.device), device_data(found.peak_rank.device)
     workload, execution = workload_data(found.one), execution_data(found.one, found.attention)
     if found.trains:
         own = found.framework.document(found.run)
@@ -146,9 +149,11 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
             "notes": list(launched.notes),
         },
         "memory": {
-            **device_data(peak.device),
+            **allocated,
+            **{name: most[name] for name in ("reserved_bytes", "device_bytes", "terms")},
             "reserved_band": None if found.reserved_band is None else list(found.reserved_band),
-            "peak_rank": peak.rank,
+            "peak_rank": found.peak_rank.rank,
+            "device_rank": found.device_rank.rank,
             "by_rank": [
                 {
                     "rank": one.rank,
@@ -251,7 +256,7 @@ def _held(found: Cluster) -> list[Table]:
 
 def _serving_notes(found: Cluster) -> list[str]:
     """What holds of passes on several devices."""
-    layout, tensors = found.layout, found.peak.device.terms[0]
+    layout, tensors = found.layout, found.device_rank.device.terms[0]
     return [
         *([f"{tensors.status}: {tensors.witness}"] if tensors.status == "estimate" else []),
         *(["logits stay divided over the vocabulary"] if layout.tp > 1 else []),
@@ -274,6 +279,9 @@ def _notes(found: Cluster, assumed: str) -> list[str]:
     if found.reserved_band is not None:
         band = " to ".join(units.GIB.write(one) for one in sorted(found.reserved_band))
         notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
+    if found.peak_rank.rank != found.device_rank.rank:
+        most = f"{units.GIB.write(found.peak_rank.device.peak_bytes)} {units.GIB.name}"
+        notes.append(f"rank {found.peak_rank.rank} allocates the most, {most}, and needs less with its free blocks")
     if assumed:
         notes.append(f"runtime of an {assumed}; --hardware for another one")
     return notes

@@ -196,7 +196,7 @@ def replayed(
         first = cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
         if first > enough:
             return first
-    return cluster.peak.device.device_bytes
+    return cluster.device_rank.device.device_bytes
 
 
 def fits(walk: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:

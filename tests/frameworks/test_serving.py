@@ -113,7 +113,7 @@ def test_every_rank_holds_its_share(phase: Any) -> None:
         assert one.device.by_kind["weights"] == 2 * params(share).total
         block = 4096 + 16 * (phase == "decode")  # a step adds a token, in a block of its own with a paged cache
         assert one.device.by_kind["cache"] in {kv(share, 2, n).bytes for n in (4096, 4097, block)}
-    assert cluster.peak.device.device_bytes == max(one.device.device_bytes for one in cluster.by_rank)
+    assert cluster.device_rank.device.device_bytes == max(one.device.device_bytes for one in cluster.by_rank)
     assert cluster.messages is None
 
 
@@ -140,7 +140,7 @@ def test_heads_and_latents_are_copied_where_they_are_fewer_than_ranks() -> None:
     for name, tp, whole in (("llama3-8b", 16, 8), ("deepseek-v2-lite", 4, 1)):
         spec = llmcalc.load(name).model
         cluster = memory_of(spec, Layout(tp=tp), phase="decode", seq=1023)
-        assert cluster.peak.device.by_kind["cache"] == kv(spec, 1, 1024).bytes // whole
+        assert cluster.device_rank.device.by_kind["cache"] == kv(spec, 1, 1024).bytes // whole
 
 
 def test_what_torch_does_not_divide_is_an_estimate() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.frameworks.ranks import Cluster, RankMemory
 
 SMALL = "qwen3-0.6b?num_hidden_layers=4"
 LAUNCHES = Path(__file__).parent.parent / "data" / "launches"
@@ -19,7 +23,7 @@ def asked(run: Any, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("framework", ["torch", "megatron"])
-def test_everything_beside_by_rank_is_of_the_rank_that_needs_most(run: Any, framework: str) -> None:
+def test_what_is_allocated_and_what_is_needed_name_their_ranks(run: Any, framework: str) -> None:
     words = (SMALL, "--phase", "training", "--seq", "64", "--tp", "2", "--pp", "2", "--devices", "8")
     found = asked(run, *words, "--num-microbatches", "4", "--framework", framework, "--hardware", "h100")
     memory, layout = found["memory"], found["layout"]
@@ -28,15 +32,44 @@ def test_everything_beside_by_rank_is_of_the_rank_that_needs_most(run: Any, fram
     ranks = {one["rank"]: one for one in memory["by_rank"]}
     assert {one["stage"] for one in memory["by_rank"]} == {0, 1}
     assert 7 in ranks
-    worst = ranks[memory["peak_rank"]]
-    assert worst["device_bytes"] == max(one["device_bytes"] for one in memory["by_rank"]) == memory["device_bytes"]
-    for name in ("peak_bytes", "after_step_bytes", "reserved_bytes", "by_kind"):
-        assert worst[name] == memory[name]
+    for key, name, names in (
+        ("device_rank", "device_bytes", ("reserved_bytes",)),
+        ("peak_rank", "peak_bytes", ("after_step_bytes", "by_kind")),
+    ):
+        assert ranks[memory[key]][name] == max(one[name] for one in memory["by_rank"]) == memory[name]
+        assert all(ranks[memory[key]][other] == memory[other] for other in names)
     assert all(sum(one["by_kind"].values()) == one["peak_bytes"] for one in memory["by_rank"])
     assert memory["reserved_bytes"] == memory["reserved_band"][0]
     assert found["fits"][0]["device_bytes"] == memory["device_bytes"]
     assert {one["group"] for one in found["communication"]} >= {"tp", "pp", "dp"}
     assert all(one["wire_bytes"] > 0 and one["count"] > 0 for one in found["communication"])
+
+
+def test_a_rank_that_allocates_most_and_needs_less_is_told(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks the second allocates a GiB more, and has 2 GiB less of free blocks."""
+    on = Cluster.on
+
+    def uneven(cluster: Cluster, runtime: Runtime) -> tuple[RankMemory, ...]:
+        first, *_ = on(cluster, runtime)
+        most = replace(
+            first.device,
+            peak_bytes=first.device.peak_bytes + 2**30,
+            by_kind={**first.device.by_kind, "activations": first.device.by_kind["activations"] + 2**30},
+            reserved_bytes=first.device.reserved_bytes - 2**30,
+            device_bytes=first.device.device_bytes - 2**30,
+        )
+        return first, RankMemory(1, 0, most)
+
+    monkeypatch.setattr(Cluster, "on", uneven)
+    words = (SMALL, "--phase", "training", "--seq", "64", "--tp", "2", "--hardware", "h100")
+    memory = asked(run, *words)["memory"]
+    assert (memory["peak_rank"], memory["device_rank"]) == (1, 0)
+    first, second = memory["by_rank"]
+    assert (memory["peak_bytes"], memory["device_bytes"]) == (second["peak_bytes"], first["device_bytes"])
+    assert sum(memory["by_kind"].values()) == memory["peak_bytes"]
+    assert sum(term["bytes"] for term in memory["terms"]) == memory["device_bytes"]
+    code, out, err = run("memory", *words, "--notes")
+    assert (code, "rank 1 allocates the most" in " ".join((out + err).split())) == (0, True)
 
 
 def test_a_launch_file_says_model_and_layout(run: Any) -> None:

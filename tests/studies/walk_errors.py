@@ -55,7 +55,7 @@ def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVIC
         try:
             walked = walk.needed(layout, batches)[0]
             cluster = Cluster.of(one.with_(num_microbatches=batches), layout, framework)
-            yield Error(framework, model, seq, layout.options(), walked, cluster.peak.device.device_bytes)
+            yield Error(framework, model, seq, layout.options(), walked, cluster.device_rank.device.device_bytes)
         except InputError:
             continue
 

@@ -222,7 +222,7 @@ def test_a_cluster_and_its_plan(visit: Open, run: Run) -> None:
     seen(page, "cluster")
     shown(page, run, "cluster")
     assert page.locator("#cluster .ranks li").count() == 4
-    worst = page.evaluate("window.llmcalc.cluster.memory.peak_rank")
+    worst = page.evaluate("window.llmcalc.cluster.memory.device_rank")
     assert page.locator("#cluster .ranks .worst").count() == 1
     assert f"needed by rank {worst} of stage" in page.inner_text("#cluster .said")
     sums = {(one["group"], one["kind"]) for one in page.evaluate("window.llmcalc.cluster.communication")}

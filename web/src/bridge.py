@@ -175,7 +175,7 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training` on many devices, and the timetable of its pipeline, if it has
     one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.Asked`.
     """
-    from llmcalc.frameworks.ranks import Cluster, worst
+    from llmcalc.frameworks.ranks import Cluster, largest_need
     from llmcalc.frameworks.registry import framework_of, layout_of
     from llmcalc.parallel.nearest import with_nearest
     from llmcalc.reports.cluster import report
@@ -185,7 +185,7 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     with _about(preset), with_nearest(preset.model, asked, seq):
         one = api.memory(preset, "training", **request["settings"])
         run = Cluster.of(one, layout_of(asked), framework_of(asked), asked.framework_version or "")
-        needed = worst(run.on(one.runtime)).device.device_bytes
+        needed = largest_need(run.on(one.runtime)).device.device_bytes
         found = document(report(preset, run, _common(needed), ASSUMED))
     return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
 

@@ -474,7 +474,7 @@ def test_ranks_of_a_cluster() -> None:
     own = replayed(spec, Training(batch=1, seq=9), Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes
-    assert found.peak is first
+    assert found.device_rank is first
     assert first.device.terms[0].status == "exact"
     assert found.messages == [
         Message("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),

@@ -152,7 +152,7 @@ function grid(used, layout) {
   const differs = (one, i) => { const { stage, device_bytes: size } = used.by_rank[i - 1] ?? {}; return stage !== one.stage || size !== one.device_bytes; };
   const cells = used.by_rank.filter(differs), columns = [6, 5, 4, 3].find((n) => cells.length % n === 0) ?? Math.min(cells.length, 6);
   return h("ol", { class: "ranks", style: `--columns:${columns}` }, cells.map((one, i) => {
-    const worst = one.rank === used.peak_rank, next = cells[i + 1]?.rank ?? layout.world;
+    const worst = one.rank === used.device_rank, next = cells[i + 1]?.rank ?? layout.world;
     const last = Math.min(next, one.rank - (one.rank % each) + each) - 1; // of those that hold as much
     const ranks = last > one.rank ? `ranks ${one.rank}–${last}` : `rank ${one.rank}`;
     return h("li", { class: worst ? "worst" : "", title: words(partsOf(one)) },
@@ -183,18 +183,18 @@ function paintAll() {
   if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { layouts.forget(); ask(); } }, "Count again")));
   if (answer.error) return made.body.replaceChildren(...refusal(answer.error));
   const { memory: used, fits, layout, workload, framework, execution, communication } = answer.found.cluster;
-  const worst = used.by_rank.find((one) => one.rank === used.peak_rank), parts = partsOf(used);
+  const worst = used.by_rank.find((one) => one.rank === used.device_rank), parts = partsOf(used);
   const { phase, node } = used.peak_at;
   const where = layout.pp > 1 ? `rank ${worst.rank} of stage ${worst.stage}` : `rank ${worst.rank}`;
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
     said(answer.model),
     instead ? h("p", { class: "quiet instead" }, `The page begins with another layout, which this model cannot have: ${instead.why}.`) : "",
-    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
+    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}${used.peak_rank === used.device_rank ? `, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
     legend(parts, used.device_bytes, false), grid(used, layout),
     h("p", { class: "quiet" }, "Ranks that are not shown hold what those of their stage do."),
     h("details", {}, h("summary", {}, `Rank ${worst.rank} on accelerators`), fitting(fits, parts, used.device_bytes)),
-    h("h3", {}, `Sent by rank ${used.peak_rank} in a step`), sent(communication), holder);
+    h("h3", {}, `Sent by rank ${used.device_rank} in a step`), sent(communication), holder);
   timetable(holder, answer.found.schedule, layout, workload.num_microbatches);
 }
 
