@@ -1,0 +1,101 @@
+"""Draws names and docstrings of the package, for readers who know the field and have not seen the code.
+
+`python -m tests.names --seed N` prints 60 identifiers and 60 first lines of docstrings, each with the place where it
+stands. A reader marks each that cannot be understood at once; the share of the others is what is reported.
+
+`python -m tests.names --count` prints how often each vague identifier (`VAGUE`) occurs, by room.
+`tests/test_names.py` holds the counts: a room may have fewer, never more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parents[1] / "llmcalc"
+
+DRAWN = 60
+
+VAGUE = frozenset(
+    ("one", "each", "found", "told", "asked", "given", "own", "how", "again", "held", "made", "kept", "said", "those")
+)
+"""Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""
+
+
+class Name(NamedTuple):
+    """An identifier that the package binds. where: file and line. kind: what it names."""
+
+    name: str
+    kind: str
+    where: str
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package: its path below it, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text("utf-8"))
+
+
+def names() -> Iterator[Name]:
+    """Every file, class, function, parameter, field and variable, once for each scope that binds it."""
+    for file, tree in sources():
+        yield Name(file, "file", file)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield Name(node.name, "class", f"{file}:{node.lineno}")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield Name(node.name, "function", f"{file}:{node.lineno}")
+                bound = {arg.arg: arg.lineno for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                        bound.setdefault(inner.id, inner.lineno)
+                for name, line in bound.items():
+                    if name not in ("self", "cls", "_"):
+                        yield Name(name, f"variable of {node.name}", f"{file}:{line}")
+
+
+def docstrings() -> Iterator[Name]:
+    """The first line of every docstring."""
+    for file, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text:
+                    line = getattr(node, "lineno", 1)
+                    yield Name(text.splitlines()[0], getattr(node, "name", "module"), f"{file}:{line}")
+
+
+def vague_counts() -> dict[str, int]:
+    """Room → how often its code has one of the vague identifiers."""
+    counts: Counter[str] = Counter()
+    for file, tree in sources():
+        for node in ast.walk(tree):
+            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+            name = node.attr if isinstance(node, ast.Attribute) else name
+            counts[file.partition("/")[0]] += name in VAGUE
+    return {room: count for room, count in sorted(counts.items()) if count}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", action="store_true")
+    options = parser.parse_args()
+    if options.count:
+        for room, count in vague_counts().items():
+            print(f"{count:6,} {room}")
+        return
+    draw = random.Random(options.seed)
+    for title, every in (("names", list(names())), ("docstrings", list(docstrings()))):
+        print(f"# {DRAWN} {title} of {len(every):,}")
+        for name in draw.sample(every, DRAWN):
+            print(f"{name.name}    ({name.kind}, {name.where})")
+
+
+if __name__ == "__main__":
+    main()
