@@ -75,6 +75,9 @@ def a_framework(copy: Path) -> None:
     assert found["framework"]["name"] == "toyframe"
     assert [(each["kind"], each["buffer_bytes"]) for each in found["communication"]] == [("all_reduce", 2 * 124439808)]
     assert found["memory"]["terms"][0]["status"] == "untested"
+    (copy / "job.json").write_text('{"toyframe": 2}')
+    launched = command(copy, "memory", "gpt2", "--launch", "job.json")
+    assert (launched["launch"]["kind"], launched["communication"]) == ("toyjob", found["communication"])
     plan = command(copy, "plan", "gpt2", "--devices", "2", "--framework", "toyframe", "--hardware", "h100")
     assert [one["layout"]["dp"] for one in plan["feasible"]] == [2]
 
