@@ -7,6 +7,7 @@ from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
+from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
@@ -64,7 +65,7 @@ def _check(how: Training, settings: DeepSpeedSettings) -> None:
         (how.autocast, "--precision autocast"),
         (how.keeps_gradients, "--zero-grad zeros"),
         (how.optimizer_in_backward, "--optimizer-in-backward"),
-        (how.optimizer == "muon", "--optimizer muon"),
+        (optimizer(how.optimizer).by_matrix, f"--optimizer {how.optimizer}"),
         (how.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if holds:
