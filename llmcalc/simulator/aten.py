@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from ..algebra import Number, same
 from . import strides as layout
-from .autograd import Backward, Gradient, Graph, Needs, Node, record, record_all
+from .autograd import Graph, record, record_all
 from .strides import Shape, broadcast, contiguous, count, is_dense, is_one
-from .tensor import BOOL, FLOAT32, INT64, Dtype, Tensor, promoted
+from .tensor import BOOL, FLOAT32, INT64, Backward, Dtype, Gradient, Needs, Node, Tensor, promoted
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
