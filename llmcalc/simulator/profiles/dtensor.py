@@ -36,7 +36,7 @@ from ..meter import Place
 from ..strides import Shape, is_one
 from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
 from .eager import Eager
-from .eager.scans import Steps, own_steps
+from .eager.scans.module_steps import Steps, own_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
