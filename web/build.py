@@ -52,9 +52,12 @@ NOT_ON_THE_PAGE = (
         f"llmcalc/frameworks/launch/{part}."
         for part in ("accelerate", "read", "shell", "shell_arithmetic", "text", "trainer")
     ),
-    *(f"llmcalc/frameworks/megatron/{part}." for part in ("launch_file", "ignored_flags", "model_from_flags")),
-    *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "option_names")),
-    "llmcalc/frameworks/deepspeed/config_file.",
+    *(
+        f"llmcalc/frameworks/megatron/{part}."
+        for part in ("launch_file", "ignored_flags", "model_from_flags", "plugin")
+    ),
+    *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "plugin")),
+    *(f"llmcalc/frameworks/deepspeed/{part}." for part in ("config_file", "plugin")),
     *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget.")),
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
     *("llmcalc/sources/budgets.", "llmcalc/presets/description.schema."),

@@ -14,10 +14,10 @@ from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..frameworks.launch.read import read_launch
+from ..frameworks.launch.read import launch_files, read_launch
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, largest_need
-from ..frameworks.registry import framework, framework_of, launch_files, layout_of
+from ..frameworks.registry import framework, framework_of, layout_of
 from ..optional import included
 from ..parallel.layout_request import ANY, Asked, dated
 from ..parallel.nearest import with_nearest

@@ -11,7 +11,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import BY_TORCH, Component, Context, Positions
-from .position import angles_of
+from .rotation import angles_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

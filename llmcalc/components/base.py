@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 from pydantic import Field, StrictBool
 
@@ -20,11 +20,6 @@ from ..record import Record
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ..flow.record import Flow
-    from ..flow.value import Value
-    from .layers.block import Layer
-    from .position import AttentionPosition
 
 LARGEST = 2**40
 """The largest value any size field may have."""
@@ -252,6 +247,59 @@ class Unscalable(ValueError):
     """Raised where a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
+class AttentionFields(Protocol):
+    """The fields of attention that the parts inside it may check."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def v_head_dim(self) -> int | None: ...
+    @property
+    def sliding_window(self) -> int | None: ...
+    @property
+    def attention_chunk_size(self) -> int | None: ...
+    @property
+    def kv_shared(self) -> bool: ...
+
+
+class AttentionPosition(Part):
+    """A position encoding inside attention, on queries and keys or on scores.
+
+    sides: the stacks whose attention may use it (class attribute).
+    by_distance: whether queries and keys must be of one sequence (class attribute).
+    label: its name in a heading (class attribute).
+    """
+
+    noun: ClassVar[str] = "position"
+    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    by_distance: ClassVar[bool] = True
+    label: ClassVar[str] = ""
+
+    def check_attention(self, attention: AttentionFields) -> None:
+        """Raises `ValueError` where it does not fit the fields of that attention."""
+
+    def check_place(self, place: Standing, head_dim: int) -> None:
+        """Raises `ValueError` where attention in that place, with heads of that size, cannot use it."""
+        if place.side not in self.sides:
+            kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
+            directions, side = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
+
+    def check_heads(self, sizes: HeadSizes) -> None:
+        """Raises `Unscalable` where it does not fit attention with these heads."""
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """The parts of the stack that it needs, as in `TokenMixer.requires`."""
+        return {}
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        """Returns the queries for the product with the keys, and the term that is added to the scores.
+
+        biases: whether the query and the key projection have a bias.
+        """
+        return q, None
+
+
 class TokenMixer(Component):
     """A part that mixes information between tokens, with the questions that other code may ask of every such part.
 
@@ -322,10 +370,19 @@ class TokenMixer(Component):
             raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
+class LayerParts(Protocol):
+    """What a part of a stack may ask of one of its layers."""
+
+    @property
+    def attention(self) -> Part: ...
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """The parts of the stack that the layer needs, as in `Component.requires`."""
+
+
 class StackPart(Component):
     """A part that a stack has once: below its layers, above them or beside them."""
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` where it does not fit these layers. layers: kind of layer, as in `pattern` → layer."""
 
     def check_place(self, place: Standing) -> None:

@@ -20,16 +20,13 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Table
-from .base import BY_TORCH, Context, Flag, Kernel, Positions, StackPart, Standing
+from .base import BY_TORCH, AttentionPosition, Context, Flag, Kernel, LayerParts, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .position import AttentionPosition
 from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .layers.block import Layer
 
 
 class Disentangled(AttentionPosition):
@@ -130,7 +127,7 @@ class RelativeEmbedding(StackPart):
     span: Positions
     norm: Norm | None = None
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             if layer.requires().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")

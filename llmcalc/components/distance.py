@@ -17,15 +17,24 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
-from .position import AttentionPosition, angles_of
+from .base import (
+    BY_TORCH,
+    AttentionFields,
+    AttentionPosition,
+    Context,
+    Flag,
+    Heads,
+    LayerParts,
+    Part,
+    Positions,
+    StackPart,
+    TokenMixer,
+)
+from .rotation import angles_of
 from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .layers.block import Layer
-    from .mixers.attention import Attention
 
 
 class Alibi(AttentionPosition):
@@ -52,7 +61,7 @@ class TransformerXL(AttentionPosition):
 
     type: Literal["transformer_xl"] = "transformer_xl"
 
-    def check_attention(self, attention: Attention) -> None:
+    def check_attention(self, attention: AttentionFields) -> None:
         if attention.v_head_dim is not None:
             raise ValueError(
                 "v_head_dim: position.type 'transformer_xl' requires values of the size of keys; expected none"
@@ -145,7 +154,7 @@ class RelativeBias(Buckets, StackPart):
     num_attention_heads: Heads
     of_blocks: Flag = False
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
             taken = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None

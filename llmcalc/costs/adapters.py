@@ -11,7 +11,7 @@ from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
 from ..ops import Linear, ParamTensor
 from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, nf4_bytes
-from .optimizers import Held
+from .trained_tensors import TrainedTensor, in_a_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
 
@@ -36,7 +36,7 @@ class LowRank:
     quantized_head: bool = False
     fused_qkv: bool = False
 
-    def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[Held]:
+    def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """The trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values.
@@ -50,10 +50,10 @@ class LowRank:
                     wide = add(wide, one.n_out)
                 rank = self.rank * (len(adapted) if self.library == "litgpt" else 1)
                 for shape in ((rank, op.n_in), (wide, self.rank)):
-                    found.append(Held(ParamTensor(shape, "matrix"), place.kind, place.times))
+                    found.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
         return found
 
-    def copied(self, tree: Node, include: frozenset[str] = frozenset()) -> list[Held]:
+    def copied(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """The tensors of modules that are trained in full beside their frozen originals; a tied weight too."""
         found = []
         for place in tree.walk():
@@ -61,7 +61,7 @@ class LowRank:
             if use is None or place.node.name not in self.copies or place.optional not in {"", *include}:
                 continue
             matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else use.tensors()
-            found += [Held(tensor, place.kind, place.times) for tensor in matrix]
+            found += [TrainedTensor(tensor, place.kind, place.times) for tensor in matrix]
         return found
 
     def narrowed(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
@@ -106,16 +106,8 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
     """Yields every linear layer inside the model's layers, or outside of them, with its primitive."""
     for place in tree.walk():
         op = place.node.op
-        if isinstance(op, Linear) and place.optional in {"", *include} and _in_a_layer(place) == layers:
+        if isinstance(op, Linear) and place.optional in {"", *include} and in_a_layer(place) == layers:
             yield place, op
-
-
-def _in_a_layer(place: Place | None) -> bool:
-    while place is not None:
-        if place.node.kind == "layer":
-            return True
-        place = place.above
-    return False
 
 
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
@@ -134,7 +126,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(known)}, or "
                 f"{ALL_LINEAR}.{suggest(name, known)}"
             )
-    outside = [place.node.name for place in tree.walk() if place.node.op is not None and not _in_a_layer(place)]
+    outside = [place.node.name for place in tree.walk() if place.node.op is not None and not in_a_layer(place)]
     for name in sorted(adapters.copies):
         if name not in outside:
             there = ", ".join(dict.fromkeys(outside))

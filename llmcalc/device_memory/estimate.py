@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..components.base import PUBLISHED
-from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_state
+from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import Evidence, Witness
 from ..flow.module_names import Checkpoint
@@ -21,6 +21,7 @@ from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, Beside, DeviceMemory, Run, Term, check_layers, device_memory, known
 from .evidence import evidence_of_run
 from .inference import record_inference
+from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import cache_block, inference_passes, is_stored_otherwise, kernel_choices, training_run
 from .static import USUAL, MemoryUse
@@ -124,13 +125,13 @@ class Memory:
         if TOWERS.name not in count.include:
             return []
         rest = count.include - {TOWERS.name}
-        here = list(held_tensors(count.tree, count.include))
-        towers = [one for one in here if one not in list(held_tensors(count.tree, rest))]
+        here = list(trained_tensors(count.tree, count.include))
+        towers = [one for one in here if one not in list(trained_tensors(count.tree, rest))]
         n = elements_of(towers)
         found = [Beside("weights", bytes_of(n, use.dtype))]
         if use.optimizer is None or use.adapters is not None:
             return found
-        states = optimizer_state(towers, use.optimizer.name, use.optimizer.dtype, bool(self.settings.momentum)).bytes
+        states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
         master = bytes_of(n, "float32") if use.has_master else 0
         kept = self.settings.zero_grad == "zeros"
         return [

@@ -8,7 +8,13 @@ from ..model import ModelSpec
 from ..simulator.choices import Choices
 from ..simulator.evidence import evidence_of_kernels
 from ..simulator.profiles.eager import Eager
-from .optimizer_steps import evidence_of_optimizer
+from .optimizers.registry import optimizer as optimizer_named
+
+
+def evidence_of_optimizer(name: str) -> Evidence:
+    """An optimizer, or an alias of one, with its witness."""
+    record = optimizer_named(name)
+    return Evidence("optimizer", record.name, record.witness)
 
 
 def evidence_of_run(

@@ -12,9 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError
 from ..units import dtype
-from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
+from ..workload.execution import (
+    AttentionImplementation,
+    CrossEntropy,
+    LatentForm,
+    NormImplementation,
+    OptimizerImplementation,
+)
 from ..workload.lora import ALL_LINEAR, Base, Library
 from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
@@ -26,6 +32,7 @@ from ..workload.setting import (
     declared,
     option,
 )
+from .optimizers.registry import DEFAULT, NAMES, optimizer
 
 if TYPE_CHECKING:
     from ..model import ModelSpec
@@ -33,10 +40,6 @@ if TYPE_CHECKING:
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
 MasterWeights: TypeAlias = Literal["fp32", "none"]
 Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
-Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
-"""How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
-kernel for all operations; `loop`, tensor after tensor.
-"""
 ZeroGrad: TypeAlias = Literal["none", "zeros"]
 Allocator: TypeAlias = Literal["segments", "expandable"]
 
@@ -87,16 +90,7 @@ def check_cache_format(where: str, value: str) -> str:
 
 def check_optimizer(where: str, value: str) -> str:
     """The name of an optimizer, of its aliases too."""
-    from ..costs.optimizers import ALIASES, OPTIMIZERS
-
-    known = [*OPTIMIZERS, *ALIASES]
-    if value not in known:
-        raise InputError(
-            f"{where}: {shown(value)} is not known; expected one of {', '.join(known)}.{suggest(value, known)}".rstrip(
-                "."
-            )
-        )
-    return ALIASES.get(value, value)
+    return value if value in NAMES else optimizer(value, where).name
 
 
 def check_recompute(where: str, value: str) -> str:
@@ -121,12 +115,6 @@ def check_version(where: str, value: str) -> str:
 
 
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
-
-
-def _optimizers() -> Iterable[str]:
-    from ..costs.optimizers import OPTIMIZERS
-
-    return OPTIMIZERS
 
 
 def _schemes() -> Iterable[str]:
@@ -268,15 +256,15 @@ class Settings:
     optimizer: Annotated[
         str | None,
         Setting(
-            "adamw, sgd, adafactor, adamw-8bit or muon.",
+            f"{', '.join(NAMES[:-1])} or {NAMES[-1]}.",
             "Training",
-            "adamw",
+            DEFAULT,
             TRAINING,
             check=check_optimizer,
             example="adamw",
             metavar="NAME",
             common=True,
-            complete=_optimizers,
+            complete=lambda: NAMES,
         ),
     ] = None
     recompute: Annotated[
@@ -307,7 +295,7 @@ class Settings:
     ] = None
     momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
     optimizer_impl: Annotated[
-        Implementation | None,
+        OptimizerImplementation | None,
         Setting("How the optimizer's step runs.", "Training", "the library's own on a GPU", TRAINING),
     ] = None
     zero_grad: Annotated[

@@ -11,11 +11,11 @@ from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
-from ..workload.execution import AttentionImplementation
+from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
 from .inference import Inference
-from .optimizer_steps import implementations
-from .settings import KV_BLOCK, SERVED_TOKENS, Implementation, Settings
+from .optimizers.registry import optimizer
+from .settings import KV_BLOCK, SERVED_TOKENS, Settings
 from .static import MemoryUse
 from .training import Training
 
@@ -39,9 +39,11 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
     )
 
 
-def optimizer_implementation(settings: Settings, use: MemoryUse) -> Implementation | None:
+def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
     """How the optimizer's step runs; None without an optimizer."""
-    return None if use.optimizer is None else settings.optimizer_impl or implementations(use.optimizer.name)[0]
+    if use.optimizer is None:
+        return None
+    return settings.optimizer_impl or optimizer(use.optimizer.name).implementations[0]
 
 
 def training_run(settings: Settings, use: MemoryUse) -> Training:
@@ -52,11 +54,13 @@ def training_run(settings: Settings, use: MemoryUse) -> Training:
     assert use.optimizer is not None
     if settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
-    if settings.optimizer_impl is not None and settings.optimizer_impl not in implementations(use.optimizer.name):
-        known = ", ".join(implementations(use.optimizer.name))
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {use.optimizer.name} has {known}")
+    record = optimizer(use.optimizer.name)
+    if settings.optimizer_impl is not None and settings.optimizer_impl not in record.implementations:
+        known = ", ".join(record.implementations)
+        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {known}")
     states = use.optimizer.dtype
     updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
+    usual_formats = ("", record.state_format, updated)
     adapters = None
     if use.adapters is not None:
         adapters = Adapters(
@@ -89,7 +93,7 @@ def training_run(settings: Settings, use: MemoryUse) -> Training:
         optimizer_in_backward=bool(settings.optimizer_in_backward),
         offload=bool(settings.offload_activations),
         torch=settings.torch or "",
-        state_dtype=None if states in ("", "uint8", updated) else storage_format(states, "--optimizer-dtype"),
+        state_dtype=None if states in usual_formats else storage_format(states, "--optimizer-dtype"),
         gradient_dtype=None
         if use.grad_dtype == (use.adapter_dtype or use.dtype)
         else storage_format(use.grad_dtype, "--grad-dtype"),

@@ -15,9 +15,9 @@ from ..costs.adapters import LowRank, low_rank
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..costs.context_length import longest_sequence, usual_context, usual_sequence
-from ..costs.optimizers import ALIASES, Held, OptimizerState, bytes_of, elements_of, held_tensors, optimizer_state
 from ..costs.params import ParameterCount
 from ..costs.quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
+from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
@@ -25,6 +25,8 @@ from ..optional import OPTIONAL_PARTS
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload.run_config import Sight
 from ..workload.workload import Workload
+from .optimizers.record import OptimizerState
+from .optimizers.registry import DEFAULT, optimizer, optimizers
 from .settings import PRECISIONS, MemoryPhase, Settings
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
@@ -82,7 +84,7 @@ class MemoryUse:
         return add(*(elements_of(held) for held, _ in self._trained_apart))
 
     @property
-    def _trained_apart(self) -> tuple[tuple[list[Held], str], tuple[list[Held], str]]:
+    def _trained_apart(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """The tensors of adapters and of trained copies, each with their number format."""
         assert self.adapters is not None
         of = self.count.tree, self.count.include
@@ -244,15 +246,12 @@ def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> Mem
     master = settings.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
-    name = settings.optimizer or "adamw"
-    name = ALIASES.get(name, name)
-    if settings.momentum is not None and name != "sgd":
-        raise InputError(f"--momentum: for --optimizer sgd, not {name}")
-    if settings.optimizer_dtype is not None and (name == "adamw-8bit" or (name == "sgd" and not settings.momentum)):
-        what = (
-            "its states are 8-bit, with fp32 scales" if name == "adamw-8bit" else "without --momentum it keeps no state"
-        )
-        raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
+    record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
+    if settings.momentum is not None and not record.has_momentum:
+        known = " or ".join(one.name for one in optimizers() if one.has_momentum)
+        raise InputError(f"--momentum: for --optimizer {known}, not {record.name}")
+    if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
+        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
     states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
     adapters, adapter_dtype = _adapters(settings, count)
     if adapters is not None:
@@ -261,13 +260,11 @@ def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> Mem
         master = "none"
         states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
         of = count.tree, count.include
-        apart = optimizer_state(adapters.adapters(*of), name, states, bool(settings.momentum))
-        copies = optimizer_state(
-            adapters.copied(*of), name, settings.optimizer_dtype or weights, bool(settings.momentum)
-        )
+        apart = record.state(adapters.adapters(*of), states, momentum)
+        copies = record.state(adapters.copied(*of), settings.optimizer_dtype or weights, momentum)
         state = apart.with_more(copies)
     else:
-        state = optimizer_state(held_tensors(count.tree, count.include), name, states, bool(settings.momentum))
+        state = record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
     gradients = _float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights)
     return MemoryUse(
         count,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from ..costs.optimizers import held_tensors, layers_of
+from ..costs.trained_tensors import layers_of, trained_tensors
 from ..errors import InputError
 from ..flow.record import Flow
 from ..model import ModelSpec
@@ -27,13 +27,14 @@ from ..simulator.profiles.eager import Eager
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, Replayed
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
+from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
 from ..workload.run_config import Sight
 from ..workload.workload import Workload
-from .optimizer_steps import Trained
-from .optimizer_steps import step as optimizer_step
-from .settings import Implementation
+from .optimizers.registry import DEFAULT
+from .optimizers.run_step import run_step
+from .optimizers.step import Trained
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Training:
     microbatches: the number of micro-batches per step, whose gradients are accumulated; 1 by default.
     dtype: number format of weights, gradients and activations.
     master: whether the optimizer updates an fp32 copy of the weights; it reads fp32 copies of the gradients.
-    optimizer, implementation, momentum: as in `optimizers.step`; by default the library's own implementation.
+    optimizer, implementation, momentum: as in `run_step`; by default the library's own implementation.
     choices: which kernels run where people choose.
     autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), false by default.
     adapters: what is trained in the place of the weights; None (default) if the weights are.
@@ -66,8 +67,8 @@ class Training:
     microbatches: int = 1
     dtype: str = "bfloat16"
     master: bool = False
-    optimizer: str = "adamw"
-    implementation: Implementation | None = None
+    optimizer: str = DEFAULT
+    implementation: OptimizerImplementation | None = None
     momentum: bool = False
     recompute: Recompute = NONE
     choices: Choices = EAGER
@@ -170,16 +171,16 @@ class TrainingRun:
         return empty(self.meter, weight.shape, FLOAT32) if copied else weight
 
     @cached_property
-    def _by_muon(self) -> frozenset[str]:
-        """The paths of the weights that Muon updates, without indices."""
-        held = held_tensors(self.program.node(), self.how.include)
-        return frozenset(f"{one.path}.weight" for one in held if one.by_muon)
+    def _layer_matrices(self) -> frozenset[str]:
+        """The paths of the weights that are matrices of layers, without indices."""
+        tensors = trained_tensors(self.program.node(), self.how.include)
+        return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether Muon updates the parameter of that path: the matrix of a linear layer, or of an adapter beside it."""
+        """Whether the parameter of that path is the matrix of a linear layer in a layer, or of an adapter beside it."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.how.adapters is None:
-            return path in self._by_muon
+            return path in self._layer_matrices
         inside = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
         return inside and not path.endswith("modules_to_save.weight")
 
@@ -266,7 +267,7 @@ class TrainingRun:
             return
         one.gradient = weight.grad
         how = self.how
-        optimizer_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
+        run_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
         one.gradient = weight.grad = None
 
     @cached_property
@@ -286,7 +287,7 @@ class TrainingRun:
         self.meter.whose = None
         del gradients
         with self.graph.no_grad():
-            optimizer_step(
+            run_step(
                 self.graph,
                 self.how.optimizer,
                 self.trained,

@@ -1,13 +1,15 @@
 """The record of a framework: what llmcalc knows of it. Neutral code asks the record, and never names a framework.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
-name. A record is read whenever options are listed, so its functions import what they need when they are called.
+name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
+imported when a function is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from ..device_memory.cuda_runtime import Runtime
@@ -19,6 +21,7 @@ from ..parallel.layout_request import Asked
 from ..parallel.messages import GradientRules, Message
 from ..parallel.search import LayoutRules
 from ..workload.execution import AttentionImplementation
+from .launch.record import LaunchFile, Plugin
 from .peak_estimate import EstimateErrors, PeakEstimate
 
 
@@ -46,6 +49,27 @@ class RunOnRanks:
         if runtime not in self._settings:
             self._settings[runtime] = make()
         return self._settings[runtime]
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A function whose file is imported when the function is called.
+
+    folder: the package of the file, `__package__` in a record. place: `file:function`.
+    """
+
+    folder: str
+    place: str
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function itself."""
+        file, _, name = self.place.partition(":")
+        function: Callable[..., Any] = getattr(import_module(f".{file}", self.folder), name)
+        return function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
 
 
 RankMemoryOf: TypeAlias = Callable[[RunOnRanks, int, Runtime], DeviceMemory]
@@ -80,7 +104,9 @@ class Framework:
     check: refuses a run that it does not have on any layout.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
     implied_by: options that ask for it where no framework is named, in words, and whether a layout's options do.
-    launch_files: the launch files that it reads, in words; empty for none.
+    launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
+    launch_file: the kind of launch file that is its own; None (default) for none.
+    plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
     serves: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
     """
@@ -100,7 +126,9 @@ class Framework:
     check: Callable[[Memory, str], None] = _no_check
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
     implied_by: tuple[str, Callable[[Asked], bool]] | None = None
-    launch_files: str = ""
+    launcher: str = ""
+    launch_file: LaunchFile | None = None
+    plugin: Plugin | None = None
     serves: bool = False
     selective_recompute: str = "attention"
 

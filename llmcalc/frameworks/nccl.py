@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, Term
-from ..device_memory.optimizer_steps import before
+from ..device_memory.torch_version import is_older
 from ..parallel.layout import Layout
 from .framework import Framework
 
@@ -51,7 +51,7 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
     """
     if ranks == 1:
         return 0
-    edges = 2 * (ranks - 1) if before(torch, LAZY) else 0
+    edges = 2 * (ranks - 1) if is_older(torch, LAZY) else 0
     return CHANNELS * CONNECTION * (ranks + edges) // ranks
 
 

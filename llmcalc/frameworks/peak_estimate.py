@@ -12,9 +12,10 @@ from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
-from ..costs.optimizers import bytes_of, in_a_layer
 from ..costs.params import total_of
+from ..costs.trained_tensors import bytes_of, in_a_layer
 from ..device_memory.estimate import Memory
+from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
 from ..flow.tree import Use
@@ -459,14 +460,13 @@ def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
     use, n = memory.states, memory.states.count.total
-    optimizer, name = use.optimizer, ""
-    if optimizer is not None and memory.settings.lora_rank is None:
-        name = optimizer.name
-    if optimizer is not None and (name == "muon" or (name == "adafactor" and flat)):
-        state, master = bytes_of(1, optimizer.dtype), use.master_weights / n
-        others = state if name == "muon" else 0
-        return BytesPerParameter(use.weights / n, use.gradients / n, state + master, others)
-    states = 0 if optimizer is None else optimizer.bytes
+    if use.optimizer is not None and memory.settings.lora_rank is None:
+        counts = optimizer(use.optimizer.name).per_element(flat)
+        if counts is not None:
+            of_matrix, more = (count * bytes_of(1, use.optimizer.dtype) for count in counts)
+            master = use.master_weights / n
+            return BytesPerParameter(use.weights / n, use.gradients / n, of_matrix + master, more)
+    states = 0 if use.optimizer is None else use.optimizer.bytes
     return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from ..components.evidence import evidence_of_parts
-from ..costs.optimizers import ALIASES
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, known_memory
 from ..device_memory.estimate import Memory
@@ -110,7 +109,7 @@ class Cluster:
         """The parts, kernels and settings of the run, with the witness of each by itself and under the framework."""
         use = self.one.states
         record = self.framework.evidence_for(self.layout, self.trains)
-        optimizer = None if use.optimizer is None else ALIASES.get(use.optimizer.name, use.optimizer.name)
+        optimizer = None if use.optimizer is None else use.optimizer.name
         found = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
         return found if record.own_kernels else [*found, *self.one.evidence(self.attention)]
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
     from ..parallel.layout_request import Asked
     from .framework import Framework
+    from .launch.record import Plugin
 
 NAMES = (
     "torch",
@@ -55,7 +56,7 @@ def layout_of(request: Asked) -> Layout:
     return request.layout(framework_of(request).layouts.keeps_gathered)
 
 
-def launch_files() -> str:
-    """The launch files that are read, in words."""
-    named = filter(None, (framework(name).launch_files for name in NAMES))
-    return ", ".join((*named, "a config of accelerate or the Trainer"))
+def plugins() -> dict[str, Plugin]:
+    """Framework → how files of accelerate and of the Trainer ask for it."""
+    found = ((name, framework(name).plugin) for name in NAMES)
+    return {name: plugin for name, plugin in found if plugin is not None}

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..costs.optimizers import ALIASES
-from ..device_memory.optimizer_steps import Trained
-from ..device_memory.optimizer_steps import step as optimizer_step
+from ..device_memory.optimizers.registry import optimizer
+from ..device_memory.optimizers.run_step import run_step
+from ..device_memory.optimizers.step import Trained
 from ..device_memory.training import Training
 from ..parallel.layout import Layout
 from ..simulator.autograd import Graph
@@ -86,8 +86,8 @@ class Step(NamedTuple):
     """Bytes that an optimizer's step takes for a moment: of each parameter, of each element of the largest tensor, and
     of the one beside it, whose turn may not be over.
 
-    by_adamw: of each parameter that is no matrix in a layer, where these are updated first (Muon); None where all are
-    alike. copied: of `each`, those of the copy of each element of a gradient. kept: bytes of that element itself.
+    by_adamw: of each parameter that is no matrix in a layer, where matrices are updated apart (Muon); None where all
+    are alike. copied: of `each`, those of the copy of each element of a gradient. kept: bytes of that element itself.
     """
 
     each: float = 0
@@ -136,7 +136,7 @@ def step_of(how: Training, flat: bool = False) -> Step:
             meter.restart()
             for one, gradient in zip(trained, gradients, strict=True):
                 one.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
-            optimizer_step(graph, how.optimizer, trained, how.implementation, how.momentum, how.state_dtype, how.torch)
+            run_step(graph, how.optimizer, trained, how.implementation, how.momentum, how.state_dtype, how.torch)
             for one in trained:
                 one.gradient = None
         return meter.peak - before
@@ -148,6 +148,6 @@ def step_of(how: Training, flat: bool = False) -> Step:
     each = max(0.0, three - two)
     largest = max(0.0, one - each)
     beside, by_adamw = max(0.0, two - 2 * each - largest), None
-    if ALIASES.get(how.optimizer, how.optimizer) == "muon":
+    if optimizer(how.optimizer).by_matrix:
         by_adamw = max(0.0, taken(1, matrix=False) / elements - each)
     return Step(each, largest, beside, by_adamw, copied, kept)

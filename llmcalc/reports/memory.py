@@ -7,9 +7,9 @@ from typing import Any
 
 from .. import units
 from ..accelerator import TIGHT, Fit
-from ..costs.optimizers import OptimizerState
 from ..device_memory.device_memory import DeviceMemory, Point
 from ..device_memory.estimate import Memory
+from ..device_memory.optimizers.record import OptimizerState
 from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..optional import TOWERS

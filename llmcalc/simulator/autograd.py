@@ -11,33 +11,12 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ..algebra import Number
 from ..errors import InputError
 from .strides import Shape, Strides, elementwise, is_dense, is_one
-from .tensor import Dtype, Meter, Storage, Tensor, empty
-
-Gradient: TypeAlias = Tensor | None
-Needs: TypeAlias = Sequence[bool]
-Backward: TypeAlias = Callable[..., Sequence[Gradient]]
-"""backward(gradient, needs, *saved) → a gradient per input.
-
-gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
-needs: for each input, whether its gradient is wanted.
-"""
-
-
-class Saved:
-    """A tensor that a node keeps for the backward pass."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def unpack(self) -> Tensor:
-        return self.tensor
+from .tensor import Backward, Dtype, Gradient, Meter, Node, Saved, Storage, Tensor, empty
 
 
 class Results(Protocol):
@@ -79,7 +58,7 @@ class Graph:
         self.on_sum: Callable[[Number, bool], None] | None = None
         self.away: Callable[[Tensor], Saved] | None = None
         self.results: Results | None = None
-        self.numbers = itertools.count()
+        self.numbers: Iterator[int] = itertools.count()
 
     def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A new tensor with a storage of its own."""
@@ -121,40 +100,6 @@ class Graph:
             yield
         finally:
             self.enabled = before
-
-
-class Node:
-    """An operation in the backward graph.
-
-    number: its number in the order of creation; the backward pass runs the highest first.
-    place: where its operation ran.
-    edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
-        no gradient is wanted.
-    inputs: per input, the shape and type that its gradient has in the end.
-    outputs: the number of its outputs.
-    attributes: what it keeps beside saved tensors, until the graph itself is freed.
-    alone: whether gradients of its outputs are never added in place.
-    compiled: whether it runs in compiled code, where a view may be added to in place.
-    """
-
-    __slots__ = (
-        "alone", "attributes", "backward", "compiled", "edges", "hooks",
-        "inputs", "name", "number", "outputs", "place", "saved",
-    )  # fmt: skip
-
-    def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
-        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
-        self.edges: list[tuple[Node, int] | Tensor | None] = []
-        self.inputs: list[tuple[Shape, Dtype]] = []
-        for t in ins:
-            self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
-            self.inputs.append((t.shape, t.dtype))
-        self.backward: Backward | None = backward
-        self.outputs, self.alone = outputs, graph.subclasses
-        self.compiled = graph.compiled and self.place.turn >= 0
-        self.saved: list[Saved] = []
-        self.attributes: list[object] = []
-        self.hooks: list[Callable[[], None]] = []
 
 
 def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:

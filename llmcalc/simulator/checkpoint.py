@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
 
-from .autograd import Gradient, Graph, Needs, Node, Saved, backward, record, recorded
-from .tensor import Tensor
+from .autograd import Graph, backward, record, recorded
+from .tensor import Gradient, Needs, Node, Saved, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""

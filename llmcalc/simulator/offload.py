@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from .autograd import Graph, Saved
-from .tensor import Tensor
+from .autograd import Graph
+from .tensor import Saved, Tensor
 
 STASH = 5
 """Of the last so many tensors that were saved, those that are moved stay on the device too, until the backward pass."""

@@ -1,4 +1,5 @@
-"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists.
+"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists; and the node of
+the backward graph that made one (`autograd` records and runs the graph).
 
 A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
 frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
@@ -7,15 +8,12 @@ memory here as they do there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
 from .strides import Shape, Strides, contiguous, count, is_contiguous
-
-if TYPE_CHECKING:
-    from .autograd import Node
 
 
 class Dtype:
@@ -185,3 +183,70 @@ class Tensor:
 def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
     """A new tensor with a storage of its own."""
     return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)
+
+
+Gradient: TypeAlias = Tensor | None
+Needs: TypeAlias = Sequence[bool]
+Backward: TypeAlias = Callable[..., Sequence[Gradient]]
+"""backward(gradient, needs, *saved) → a gradient per input.
+
+gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
+needs: for each input, whether its gradient is wanted.
+"""
+
+
+class Saved:
+    """A tensor that a node keeps for the backward pass."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
+class Recording(Protocol):
+    """What a node takes from the state of autograd when it is made (`autograd.Graph`)."""
+
+    meter: Meter
+    numbers: Iterator[int]
+    subclasses: bool
+    compiled: bool
+
+
+class Node:
+    """An operation in the backward graph.
+
+    number: its number in the order of creation; the backward pass runs the highest first.
+    place: where its operation ran.
+    edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
+        no gradient is wanted.
+    inputs: per input, the shape and type that its gradient has in the end.
+    outputs: the number of its outputs.
+    attributes: what it keeps beside saved tensors, until the graph itself is freed.
+    alone: whether gradients of its outputs are never added in place.
+    compiled: whether it runs in compiled code, where a view may be added to in place.
+    """
+
+    __slots__ = (
+        "alone", "attributes", "backward", "compiled", "edges", "hooks",
+        "inputs", "name", "number", "outputs", "place", "saved",
+    )  # fmt: skip
+
+    def __init__(
+        self, graph: Recording, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1
+    ) -> None:
+        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
+        self.edges: list[tuple[Node, int] | Tensor | None] = []
+        self.inputs: list[tuple[Shape, Dtype]] = []
+        for t in ins:
+            self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
+            self.inputs.append((t.shape, t.dtype))
+        self.backward: Backward | None = backward
+        self.outputs, self.alone = outputs, graph.subclasses
+        self.compiled = graph.compiled and self.place.turn >= 0
+        self.saved: list[Saved] = []
+        self.attributes: list[object] = []
+        self.hooks: list[Callable[[], None]] = []

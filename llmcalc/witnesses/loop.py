@@ -24,7 +24,7 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -34,13 +34,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..device_memory.inference import Inference
-from ..device_memory.optimizer_steps import implementations
-from ..device_memory.settings import Implementation
+from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training, TrainingRun
+from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
 from ..simulator.choices import EAGER, Choices
 from ..simulator.meter import Meter
+from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
 from . import variants
 
@@ -124,8 +125,7 @@ class TrainingLoop:
         self.updated = [w.detach().float() for w in self.weights] if how.master else self.weights
         matrices = matrices_of(self.module)
         parameters = [(one, id(weight) in matrices) for one, weight in zip(self.updated, self.weights, strict=True)]
-        implementation = how.implementation or implementations(how.optimizer)[0]
-        self.optimizers = list(optimizers(how.optimizer, parameters, implementation, how.momentum))
+        self.optimizers = optimizers(how.optimizer, parameters, how.implementation, how.momentum)
 
     def _in_order(self) -> list[Tensor]:
         """The trained parameters in the order in which a replay makes them.
@@ -180,8 +180,8 @@ class TrainingLoop:
         if self.how.master:
             for copy, weight in zip(self.updated, self.weights, strict=True):
                 copy.grad = None if weight.grad is None else weight.grad.float()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        for one in self.optimizers:
+            one.step()
         if self.how.master:
             with torch.no_grad():
                 for copy, weight in zip(self.updated, self.weights, strict=True):
@@ -191,24 +191,19 @@ class TrainingLoop:
 
 
 def optimizers(
-    name: str, parameters: list[tuple[Tensor, bool]], implementation: Implementation, momentum: bool
-) -> Iterator[torch.optim.Optimizer]:
-    """torch's optimizers of that name. parameters: with each, whether Muon updates it; AdamW has the others."""
-    every, foreach, fused = [one for one, _ in parameters], implementation == "foreach", implementation == "fused"
-    match name:
-        case "adamw":
-            yield torch.optim.AdamW(every, foreach=foreach, fused=fused)
-        case "sgd":
-            yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=fused)
-        case "adafactor":
-            yield torch.optim.Adafactor(every, foreach=foreach)
-        case "muon":
-            taken = [one for one, matrix in parameters if matrix]
-            rest = [one for one, matrix in parameters if not matrix]
-            if taken:
-                yield torch.optim.Muon(taken)
-            if rest:
-                yield torch.optim.AdamW(rest, foreach=foreach, fused=fused)
+    name: str,
+    parameters: list[tuple[Tensor, bool]],
+    implementation: OptimizerImplementation | None = None,
+    momentum: bool = False,
+) -> list[torch.optim.Optimizer]:
+    """torch's optimizers of that name. parameters: each with whether it is a matrix of a layer.
+
+    implementation: None (default) for the library's own. Raises `InputError` for an optimizer that torch does not have.
+    """
+    record = optimizer(name)
+    if record.built is None:
+        raise InputError(f"--optimizer {name}: {record.not_in_torch}")
+    return list(record.built(parameters, implementation or record.implementations[0], momentum))
 
 
 def matrices_of(module: nn.Module) -> set[int]:

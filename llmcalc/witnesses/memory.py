@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..algebra import Number
 from ..device_memory.estimate import memory
 from ..device_memory.inference import Inference, replay_inference
+from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import inference_passes, is_stored_otherwise, kernel_choices, training_run
 from ..device_memory.training import Training, TrainingRun
@@ -215,11 +216,12 @@ def _unlike_training(how: Training, device: Device) -> Iterator[tuple[bool, str]
     yield how.choices.compiled, "an estimate of torch.compile"
     yield how.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield how.state_dtype is not None, "optimizer states in a format of their own"
-    yield how.optimizer == "adamw-8bit", "bitsandbytes runs on a GPU alone, and is not a part of torch"
+    record = optimizer(how.optimizer)
+    yield record.built is None, record.not_in_torch or "no optimizer of torch is named in its record"
     yield how.adapters is not None and how.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield how.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield how.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
-    yield how.optimizer == "adafactor" and device == "meta", "adafactor reads values; expected --device cpu"
+    yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
     of_library = how.choices.cross_entropy in ("fused", "chunked")
     yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)

@@ -14,6 +14,10 @@ LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
 CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked", "split"]
+OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]
+"""How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
+kernel for all operations; `loop`, tensor after tensor.
+"""
 Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 

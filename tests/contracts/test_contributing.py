@@ -69,12 +69,25 @@ def a_view(copy: Path) -> None:
     assert "depth" in python(copy, "-m", "llmcalc", "--help")
 
 
+def an_optimizer(copy: Path) -> None:
+    run = ("gpt2", "--phase", "training", "--seq", "64", "--optimizer", "lion", "--precision", "fp32")
+    found = command(copy, "memory", *run)
+    assert found["memory"]["by_kind"]["optimizer"] == 4 * 124439808
+    assert found["memory"]["terms"][0]["status"] == "untested"
+    assert "muon or lion" in python(copy, "-m", "llmcalc", "memory", "--help")
+    sharded = command(copy, "memory", *run, "--framework", "fsdp2", "--fsdp", "2")
+    assert sharded["framework"]["name"] == "fsdp2"
+
+
 def a_framework(copy: Path) -> None:
     run = ("gpt2", "--phase", "training", "--framework", "toyframe", "--dp", "2")
     found = command(copy, "memory", *run)
     assert found["framework"]["name"] == "toyframe"
     assert [(each["kind"], each["buffer_bytes"]) for each in found["communication"]] == [("all_reduce", 2 * 124439808)]
     assert found["memory"]["terms"][0]["status"] == "untested"
+    (copy / "job.json").write_text('{"toyframe": 2}')
+    launched = command(copy, "memory", "gpt2", "--launch", "job.json")
+    assert (launched["launch"]["kind"], launched["communication"]) == ("toyjob", found["communication"])
     plan = command(copy, "plan", "gpt2", "--devices", "2", "--framework", "toyframe", "--hardware", "h100")
     assert [one["layout"]["dp"] for one in plan["feasible"]] == [2]
 
@@ -91,6 +104,13 @@ CHANGES = {
     "A preset": Change({"presets/models/NAME.toml": "toy-model.toml"}, a_preset),
     "An accelerator": Change({"presets/hardware/NAME.toml": "toy-accelerator.toml"}, an_accelerator),
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
+    "An optimizer": Change(
+        {
+            "llmcalc/device_memory/optimizers/NAME.py": "lion.py",
+            "llmcalc/device_memory/optimizers/registry.py": ('\n)\n"""The words of `--optimizer`', '\n    "lion",'),
+        },
+        an_optimizer,
+    ),
     "A framework": Change(
         {
             "llmcalc/frameworks/NAME/record.py": "toy_framework.py",
@@ -107,7 +127,14 @@ CHANGES = {
         a_view,
     ),
 }
-NAMES = {"A part": "tempered", "A family": "toyllm", "A cost": "toy", "A framework": "toyframe", "A view": "depth"}
+NAMES = {
+    "A part": "tempered",
+    "A family": "toyllm",
+    "A cost": "toy",
+    "An optimizer": "lion",
+    "A framework": "toyframe",
+    "A view": "depth",
+}
 """Kind of addition → the toy's name for NAME in the guide; `toy-1` for others."""
 
 

@@ -29,8 +29,8 @@ OTHERWISE = {
 
 
 def neutral_files() -> list[str]:
-    """The files of the package outside of the folders of frameworks and of readers of launch files."""
-    folders = tuple(f"frameworks/{name}/" for name in (*NAMES, "launch"))
+    """The files of the package outside of the folders of frameworks."""
+    folders = tuple(f"frameworks/{name}/" for name in NAMES)
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
     return sorted(name for name in found if not name.startswith(folders))
 

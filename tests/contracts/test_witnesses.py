@@ -25,7 +25,7 @@ from llmcalc.components.base import Part
 from llmcalc.components.evidence import in_words
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.device_memory import TENSORS, known
-from llmcalc.device_memory.optimizer_steps import RECORDS
+from llmcalc.device_memory.optimizers.registry import optimizers
 from llmcalc.errors import InputError
 from llmcalc.evidence import STATUSES, UNTESTED, Evidence, FrameworkEvidence, Witness, weakest, witness_of
 from llmcalc.frameworks.deepspeed import evidence as deepspeed
@@ -107,7 +107,7 @@ def stated() -> Iterator[tuple[Thing, Witness]]:
             names = [choice_name(*one) for one in choice.items()] or [short(name)]
             if callable(kernel):
                 yield from ((Thing("kernel", one), _one(witness_of(kernel))) for one in names)
-    yield from ((Thing("optimizer", name), record.witness) for name, record in RECORDS.items())
+    yield from ((Thing("optimizer", record.name), record.witness) for record in optimizers())
     for record in RECORDS_OF_FRAMEWORKS:
         yield Thing("framework", record.name), record.witness
         yield Thing("framework", record.name), record.rest
@@ -316,19 +316,9 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = '        "tempered": "mixers.tempered:TemperedAttention",\n'
     insert(package / "components" / "choices.py", '        "attention": "', line)
     shutil.copy(TOYS / "tempered.py", package / "components" / "mixers" / "tempered.py")
-    insert(
-        package / "device_memory" / "optimizer_steps.py",
-        '    "adamw": OptimizerRecord',
-        '    "lion": OptimizerRecord(("loop",)),\n',
-    )
-    insert(
-        package / "device_memory" / "optimizer_steps.py",
-        '            case "sgd":\n',
-        '            case "lion":\n                _sgd(Aten(graph), ready, chosen, True, dtype)\n',
-    )
-    insert(package / "costs" / "optimizers.py", '    "adamw": _adamw,\n', '    "lion": _sgd,\n')
-    costs = package / "costs" / "optimizers.py"
-    costs.write_text(costs.read_text().replace('Literal["adamw", ', 'Literal["lion", "adamw", '))
+    optimizers = package / "device_memory" / "optimizers"
+    insert(optimizers / "registry.py", '    "adamw",\n', '    "lion",\n')
+    shutil.copy(TOYS / "lion.py", optimizers / "lion.py")
     (folder / "toy.toml").write_text(TOY)
     return folder
 

@@ -18,7 +18,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
-from llmcalc.costs.optimizers import held_tensors
+from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.training import Training
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
@@ -331,6 +331,6 @@ def adapters(spec: ModelSpec, value: str) -> Adapters | None:
     """Adapters beside every linear layer of the layers, or none."""
     if value == "none":
         return None
-    held = (one for one in held_tensors(spec.tree()) if one.by_muon and one.kind != "router")
+    held = (one for one in trained_tensors(spec.tree()) if one.is_layer_matrix and one.kind != "router")
     targets = frozenset(one.path.rpartition(".")[2] for one in held)
     return Adapters(3, targets, dropout="dropout" in value, dtype=FLOAT32 if value == "fp32" else BFLOAT16)

@@ -21,13 +21,15 @@ import torch._dynamo  # a first step imports it, and would count what it allocat
 from torch import nn
 
 import llmcalc
-from llmcalc.costs.optimizers import ALIASES, held_tensors, optimizer_state
-from llmcalc.device_memory.optimizer_steps import IMPLEMENTATIONS, Trained, implementations, step
-from llmcalc.device_memory.settings import Implementation
+from llmcalc.costs.trained_tensors import trained_tensors
+from llmcalc.device_memory.optimizers.registry import NAMES, optimizer
+from llmcalc.device_memory.optimizers.run_step import run_step
+from llmcalc.device_memory.optimizers.step import Trained
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, empty
+from llmcalc.workload.execution import OptimizerImplementation
 from tests.comparisons import Thing, compares
 from tests.simulator.witness import Alive
 
@@ -97,11 +99,11 @@ def drawn(seed: int) -> dict[str, list[Shape]]:
 FLOATS = ("float32", "bfloat16", "float16")
 DRAWN = {dtype: drawn(seed) for seed, dtype in enumerate(("float32", "bfloat16", "mixed"))}
 LISTS = [(dtype, name) for dtype, lists in DRAWN.items() for name in lists]
-CASES: list[tuple[str, Implementation, bool]] = [
+CASES: list[tuple[str, OptimizerImplementation, bool]] = [
     (name, implementation, momentum)
-    for name in IMPLEMENTATIONS
+    for name in NAMES
     if name != "adamw-8bit"
-    for implementation in implementations(name)
+    for implementation in optimizer(name).implementations
     for momentum in ((False, True) if name == "sgd" else (False,))
 ]
 
@@ -119,7 +121,7 @@ def parameters(dtype: str, shapes: str) -> list[Parameter]:
 
 
 def without_values(
-    name: str, of: Iterable[Parameter], implementation: Implementation | None = None, momentum: bool = False
+    name: str, of: Iterable[Parameter], implementation: OptimizerImplementation | None = None, momentum: bool = False
 ) -> list[Step]:
     meter = Meter()
     graph = Graph(meter)
@@ -128,7 +130,7 @@ def without_values(
     for _ in range(2):
         now = meter.now
         meter.restart()
-        step(graph, name, trained, implementation, momentum)
+        run_step(graph, name, trained, implementation, momentum)
         found.append(Step(meter.peak - now, meter.now - before))
     assert meter.kind == "temporary"
     assert meter.by_kind["optimizer"] == meter.now - before == sum(s.bytes for one in trained for s in one.states)
@@ -143,7 +145,7 @@ def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[Trained]:
     return trained
 
 
-def by_torch(name: str, of: Iterable[Parameter], implementation: Implementation, momentum: bool) -> list[Step]:
+def by_torch(name: str, of: Iterable[Parameter], implementation: OptimizerImplementation, momentum: bool) -> list[Step]:
     device = "cpu" if implementation == "fused" else "meta"
     of = list(of)
     every = [nn.Parameter(torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)) for one in of]
@@ -181,7 +183,7 @@ def made(
                 yield torch.optim.AdamW([p for p, yes in zip(every, taken, strict=True) if not yes], **how)
 
 
-def is_slow(name: str, implementation: Implementation, shapes: str) -> bool:
+def is_slow(name: str, implementation: OptimizerImplementation, shapes: str) -> bool:
     """The products of Muon with a large matrix take seconds on the CPU; on meta they run with foreach and loop."""
     return name == "muon" and implementation == "fused" and "large" in shapes
 
@@ -191,7 +193,9 @@ def is_slow(name: str, implementation: Implementation, shapes: str) -> bool:
     ("name", "implementation", "momentum", "dtype", "shapes"),
     [(*case, *which) for case in CASES for which in LISTS if not is_slow(case[0], case[1], which[1])],
 )
-def test_steps_are_torchs(name: str, implementation: Implementation, momentum: bool, dtype: str, shapes: str) -> None:
+def test_steps_are_torchs(
+    name: str, implementation: OptimizerImplementation, momentum: bool, dtype: str, shapes: str
+) -> None:
     of = parameters(dtype, shapes)
     assert without_values(name, of, implementation, momentum) == by_torch(name, of, implementation, momentum)
 
@@ -206,28 +210,28 @@ def test_the_comparison_with_torch_bites() -> None:
 
 
 def test_a_parameter_without_gradient_has_no_states_and_no_step() -> None:
-    for name in IMPLEMENTATIONS:
+    for name in NAMES:
         meter = Meter()
         trained = all_trained(meter, [Parameter((80, 80), "float32", True)] * 2)
         trained[0].gradient = None
-        step(Graph(meter), name, trained, momentum=True)
+        run_step(Graph(meter), name, trained, momentum=True)
         assert [len(one.states) > 0 for one in trained] == [False, True], name
 
 
-# States of whole models, against the closed form of llmcalc/costs/optimizers.py
+# States of whole models, against the closed form of llmcalc/device_memory/optimizers
 
 PRESETS = ("gpt2", "llama3-8b", "bert-base", "t5-small", "mixtral-8x7b", "deepseek-v3", "mamba-130m", "gpt-oss-20b")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) -> None:
     """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""
-    held = list(held_tensors(llmcalc.load(preset).model.tree()))
-    closed = optimizer_state(held, name, dtype, momentum=True)
-    every = [Parameter(one.tensor.shape, dtype, one.by_muon) for one in held for _ in range(one.times)]
-    for implementation in implementations(name):
+    held = list(trained_tensors(llmcalc.load(preset).model.tree()))
+    closed = optimizer(name).state(held, dtype, momentum=True)
+    every = [Parameter(one.tensor.shape, dtype, one.is_layer_matrix) for one in held for _ in range(one.times)]
+    for implementation in optimizer(name).implementations:
         expected = closed.bytes if implementation == "fused" else closed.bytes - closed.states.get("step", 0)
         first, second = without_values(name, every, implementation, momentum=True)
         assert first.kept == second.kept == expected
@@ -243,7 +247,7 @@ def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
     return first.kept
 
 
-@compares(lambda name: {Thing("optimizer", ALIASES.get(name, name))}, torch=False)
+@compares(lambda name: {Thing("optimizer", optimizer(name).name)}, torch=False)
 @pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit"])
 def test_states_of_8_bits_by_hand(name: str) -> None:
     maps = 2 * 256 * 4
@@ -258,10 +262,10 @@ def test_states_of_8_bits_by_hand(name: str) -> None:
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--optimizer lion: not known; expected one of adamw, sgd, adafactor, "):
-        implementations("lion")
-    with pytest.raises(InputError, match=r"^--optimizer lion: "):
-        step(Graph(Meter()), "lion", [])
+    with pytest.raises(InputError, match=r"^--optimizer: 'lion' is not known; expected one of adamw, sgd, adafactor, "):
+        optimizer("lion")
+    with pytest.raises(InputError, match=r"^--optimizer: 'lion' is not known"):
+        run_step(Graph(Meter()), "lion", [])
 
 
 @pytest.mark.parametrize(
@@ -275,13 +279,13 @@ def test_an_implementation_that_a_library_does_not_have_is_refused(
     name: str, implementation: Any, message: str
 ) -> None:
     with pytest.raises(InputError) as error:
-        step(Graph(Meter()), name, [], implementation)
+        run_step(Graph(Meter()), name, [], implementation)
     assert str(error.value) == message
 
 
 def test_defaults_are_the_libraries() -> None:
     """torch takes foreach on a GPU where a step has it, but for Adafactor, whose foreach is asked for."""
-    defaults = {name: implementations(name)[0] for name in IMPLEMENTATIONS}
+    defaults = {name: optimizer(name).implementations[0] for name in NAMES}
     assert defaults == {
         "adamw": "foreach",
         "sgd": "foreach",

@@ -13,10 +13,9 @@ from llmcalc.accelerator import Hardware, fits
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
-from llmcalc.costs import optimizers as training_memory
 from llmcalc.costs.cache import kv
-from llmcalc.costs.optimizers import OPTIMIZERS
 from llmcalc.costs.params import params
+from llmcalc.device_memory.optimizers.registry import NAMES
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -122,7 +121,7 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
 # The same code on arrays and symbols
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_arrays_give_what_integers_give(name: str) -> None:
     setup = Settings("training", optimizer=name, momentum=True if name == "sgd" else None, master_weights="fp32")
     widths = numpy.array([24, 48, 480, 4800])
@@ -222,7 +221,3 @@ def test_an_encoder_keeps_no_cache() -> None:
     assert memory(encoder).total_bytes == memory(encoder).weights
     with pytest.raises(InputError, match="--kv-dtype: an encoder-only model keeps no cache"):
         memory(encoder, Settings(kv_dtype="fp8"))
-
-
-def test_every_name_of_an_optimizer_has_states() -> None:
-    assert tuple(training_memory._STATES) == OPTIMIZERS

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.device_memory import optimizer_steps as optimizers
 from llmcalc.device_memory.cuda_runtime import CONTEXT, LARGE_WORKSPACE, WORKSPACE, Runtime
+from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import Graph
@@ -104,14 +104,14 @@ def test_what_meta_does_not_run_runs_on_the_cpu(settings: dict[str, Any]) -> Non
 
 def one_temporary_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the replay of AdamW hold one temporary per parameter more than torch."""
-    right = optimizers._multi_tensor_adam
+    right = adamw._multi_tensor_adam
 
-    def wrong(t: Any, trained: Any, older: bool) -> None:
-        spare = [t.like(one.states[-1]) for one in trained]
-        right(t, trained, older)
+    def wrong(run: Any, trained: Any) -> None:
+        spare = [run.t.like(one.states[-1]) for one in trained]
+        right(run, trained)
         del spare
 
-    monkeypatch.setattr(optimizers, "_multi_tensor_adam", wrong)
+    monkeypatch.setattr(adamw, "_multi_tensor_adam", wrong)
 
 
 def test_a_wrong_replay_of_the_optimizer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import BY_TORCH, Component, Context, LaurelRank
+from ..base import BY_TORCH, Component, Context, LaurelRank, LayerParts
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
-from .block import Layer, Sharing, WholeLayer
+from .block import Sharing, WholeLayer
 from .per_layer import PerLayerGate
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class AltUp(ResidualStreams):
     type: Literal["altup"] = "altup"
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         needed = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
         if any(layer.requires().get("streams") != needed for layer in layers.values()):
             raise ValueError(

@@ -17,14 +17,14 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, Real, Streams
+from ..base import BY_TORCH, Component, Context, LayerParts, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run
 from ..streams import ResidualStreams
-from .block import Layer, Sharing, WholeLayer
+from .block import Sharing, WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -117,7 +117,7 @@ class HyperStreams(ResidualStreams):
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         needed = {"type": self.type, "hc_mult": self.hc_mult}
         if any(layer.requires().get("streams") != needed for layer in layers.values()):
             raise ValueError(

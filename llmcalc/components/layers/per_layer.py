@@ -13,15 +13,13 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Part, PerLayer, PerLayerVocab, StackPart
+from ..base import BY_TORCH, Context, LayerParts, Part, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .block import Layer
 
 
 class PerLayerEmbedding(StackPart):
@@ -39,7 +37,7 @@ class PerLayerEmbedding(StackPart):
     hidden_size_per_layer_input: PerLayer
     norm: Norm
 
-    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         needed = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
         if any(layer.requires().get("per_layer_embedding") != needed for layer in layers.values()):
             raise ValueError(

@@ -14,15 +14,14 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, HeadDim, Heads, Part, Standing, TopK, Window
+from ..base import BY_TORCH, AttentionFields, Context, HeadDim, Heads, Part, Standing, TopK, Window
 from ..norm import Norm, norm_reference
-from ..position import Rope, rotate
+from ..position import Rope
+from ..rotation import rotate
 from ..runtime import Run, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .attention import Attention
 
 
 class BlockIndexer(Part):
@@ -45,7 +44,7 @@ class BlockIndexer(Part):
     index_local_blocks: TopK = 1
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
-    def check_attention(self, attention: Attention) -> None:
+    def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` where it does not fit the fields of that attention."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(

@@ -36,7 +36,8 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope, rotate, rotate_at
+from ..position import Rope
+from ..rotation import rotate, rotate_at
 from ..runtime import Run, allowed, cache_class, state_class, vector
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, TopK
 from ..norm import Norm, norm_reference
-from ..position import Rope, rotate
+from ..position import Rope
+from ..rotation import rotate
 from ..runtime import Run, cache_class
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from ...flow.value import Value, Weight
 from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
-from ..position import Rope, rotate
+from ..position import Rope
+from ..rotation import rotate
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate

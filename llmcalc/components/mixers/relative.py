@@ -19,7 +19,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
-from ..position import angles_of
+from ..rotation import angles_of
 from ..runtime import Run, vector
 
 if TYPE_CHECKING:

@@ -20,17 +20,20 @@ class ElementwiseVerbs(Recorder):
         return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
-        """axes: the axes of the product, a's by default."""
+        """a times b, element by element. axes: the axes of the product, a's by default."""
         made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
         return self.step("mul", "", (a, b), made)
 
     def add(self, a: Value, b: Value) -> Value:
+        """a plus b."""
         return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def sub(self, a: Value, b: Value) -> Value:
+        """a minus b."""
         return self.step("sub", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def div(self, a: Value, b: Value) -> Value:
+        """a over b."""
         return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def scale(self, x: Value, by: float) -> Value:
@@ -135,4 +138,5 @@ class ElementwiseVerbs(Recorder):
         return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
 
     def cross_entropy(self, logits: Value) -> Value:
+        """The loss of every row: −log softmax of the logits at the next token."""
         return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))

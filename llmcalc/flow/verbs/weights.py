@@ -139,9 +139,10 @@ class WeightVerbs(Recorder):
         groups: Axis | None = None,
         **about: Any,
     ) -> Value:
-        """over: the axes that are normalized together, all of x's by default. heads: the axis of heads with separate
-        weights.
+        """A norm: x over its root mean square or its standard deviation, times a weight, plus a bias.
 
+        spec: which norm it is. over: the axes that are normalized together, all of x's by default.
+        heads: the axis of heads with separate weights.
         groups: the axis of parts of x that are normalized separately, with one weight vector for all of x.
         """
         over = x.axes if over is None else over

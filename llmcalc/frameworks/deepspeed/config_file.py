@@ -10,11 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import shown
 from ...parallel.layout import Layout
-from ..launch.record import LARGEST, Launch, Reading, flag_value, reading_of, size_of, unknown_keys
+from ..launch.record import (
+    LARGEST,
+    Launch,
+    Reading,
+    RunUnder,
+    Source,
+    Table,
+    flag_value,
+    reading_of,
+    size_of,
+    unknown_keys,
+)
+from ..launch.trainer import is_trainer
 from .settings import NOT_MODELLED, DeepSpeedSettings
 
 AUTO = "auto"
@@ -69,38 +81,30 @@ IGNORED = frozenset(
 """Keys that change no memory of a step."""
 
 
-def is_deepspeed(data: Mapping[str, Any]) -> bool:
+SHARED = "gradient_accumulation_steps"
+"""A key that the Trainer has too."""
+
+
+def is_deepspeed(data: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
+    if is_trainer({key: value for key, value in data.items() if key != SHARED}):
+        return False
     zero = data.get("zero_optimization")
     return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in data or "train_batch_size" in data
 
 
-def read_deepspeed(
-    data: Mapping[str, Any],
-    where: str,
-    world_size: int | None = None,
-    allow_unknown: bool = False,
-    trainer: Mapping[str, Any] | None = None,
-) -> Launch:
+def read_deepspeed(data: Table, source: Source, trainer: Table | None = None) -> Launch:
     """Reads a config's tables.
 
     trainer: the Trainer's settings that "auto" values have: batch, num_microbatches, bf16, fp16. By default its own
     defaults. Raises `InputError`, which names file and key.
     """
-    with reading_of(where, allow_unknown) as reading:
-        found = read_into(reading, data, world_size, trainer or {})
+    with reading_of(source) as reading:
+        found = read_into(reading, data, source.world_size, trainer or {})
         return reading.launch("deepspeed", "deepspeed", layout=found.layout, settings=found.settings, own=found.own)
 
 
-class Found(NamedTuple):
-    """What a config says: fields of `Launch`."""
-
-    layout: Layout
-    settings: dict[str, Any]
-    own: DeepSpeedSettings
-
-
-def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None, trainer: Mapping[str, Any]) -> Found:
+def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Table) -> RunUnder:
     """Reads a config for a reading that others share."""
     for key in data:
         if key in IGNORED or str(key).startswith("_"):
@@ -111,29 +115,20 @@ def read_into(reading: Reading, data: Mapping[str, Any], world_size: int | None,
     words: dict[str, Any] = {"phase": "training", **_batches(reading, data, world, trainer)}
     words |= _precision(reading, data, trainer)
     words |= _optimizer(reading, data)
-    for key, value in _table(reading, data, "activation_checkpointing").items():
+    for key, value in reading.table(data, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
-    tp = _table(reading, data, "tensor_parallel").get("autotp_size", 1)
+    tp = reading.table(data, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
-    return Found(Layout(dp=world, zero=zero.stage or 0), words, zero)
+    return RunUnder(Layout(dp=world, zero=zero.stage or 0), words, zero)
 
 
-def _table(reading: Reading, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = data.get(name)
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise reading.wrong(name, f"{shown(found)}; expected a table")
-    return found
-
-
-def _own(reading: Reading, data: Mapping[str, Any]) -> DeepSpeedSettings:
+def _own(reading: Reading, data: Table) -> DeepSpeedSettings:
     """The keys that decide memory, with DeepSpeed's defaults."""
     found: dict[str, Any] = {"stage": 0}
     kinds = get_type_hints(DeepSpeedSettings)
-    for key, value in _table(reading, data, "zero_optimization").items():
+    for key, value in reading.table(data, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
@@ -156,15 +151,15 @@ def _own(reading: Reading, data: Mapping[str, Any]) -> DeepSpeedSettings:
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
     for name, (section, key) in spots.items():
-        value = _table(reading, data, section).get(key)
+        value = reading.table(data, section).get(key)
         if value not in (None, AUTO):
             found[name] = _typed(reading, f"{section}.{key}", kinds[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if data.get(name) not in (None, AUTO):
             found[name] = _typed(reading, name, kinds[name], data[name])
-    table = _table(reading, data, "optimizer")
+    table = reading.table(data, "optimizer")
     found["optimizer"] = str(table.get("type") or "")[:40]
-    found["torch_adam"] = _table(reading, table, "params").get("torch_adam") is True
+    found["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
     own = DeepSpeedSettings(**found)
     for one in fields(own):
         if one.name in NOT_MODELLED and getattr(own, one.name) != one.default:
@@ -204,7 +199,7 @@ def _said(kind: Any) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, str(kind))
 
 
-def _batches(reading: Reading, data: Mapping[str, Any], world: int, trainer: Mapping[str, Any]) -> dict[str, int]:
+def _batches(reading: Reading, data: Table, world: int, trainer: Table) -> dict[str, int]:
     """Sequences of a micro-batch and their number. DeepSpeed takes two of three and computes the third."""
 
     def given(key: str) -> int | None:
@@ -241,19 +236,19 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _precision(reading: Reading, data: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
     """DeepSpeed keeps weights in 16 bits and a master copy in fp32."""
     formats = {}
     for name in ("bf16", "fp16"):
-        table = _table(reading, data, name) or (_table(reading, data, "bfloat16") if name == "bf16" else {})
+        table = reading.table(data, name) or (reading.table(data, "bfloat16") if name == "bf16" else {})
         value = table.get("enabled", False)
         formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reading, f"{name}.enabled", value)
     if formats["bf16"] and formats["fp16"]:
         raise reading.wrong("bf16, fp16", "both are enabled; expected one")
-    if _table(reading, data, "amp").get("enabled"):
+    if reading.table(data, "amp").get("enabled"):
         reading.unknown["amp"] = "Apex is not modelled"
     kinds = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
-    accumulated = _table(reading, data, "data_types").get("grad_accum_dtype")
+    accumulated = reading.table(data, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulated, str | None) or accumulated not in kinds:
         raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
     kept = {} if kinds[accumulated] is None else {"grad_dtype": kinds[accumulated]}
@@ -265,8 +260,8 @@ def _precision(reading: Reading, data: Mapping[str, Any], trainer: Mapping[str, 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon"}
 
 
-def _optimizer(reading: Reading, data: Mapping[str, Any]) -> dict[str, Any]:
-    table = _table(reading, data, "optimizer")
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    table = reading.table(data, "optimizer")
     name = table.get("type")
     if name is None:
         return {}

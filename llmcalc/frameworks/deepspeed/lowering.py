@@ -8,11 +8,10 @@ from ...flow.program import Step
 from ...flow.tree import Use
 from ...flow.value import Value, Weight
 from ...ops import Linear
-from ...simulator.autograd import Saved
 from ...simulator.lowering import Frame, Path
 from ...simulator.profiles.eager import Eager
 from ...simulator.strides import Shape
-from ...simulator.tensor import Dtype, Tensor
+from ...simulator.tensor import Dtype, Saved, Tensor
 from .param_coordinator import Coordinator
 
 

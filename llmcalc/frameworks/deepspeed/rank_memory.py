@@ -7,7 +7,7 @@ from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
-from ...device_memory.estimate import Memory
+from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
@@ -18,6 +18,7 @@ from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import DTYPES, FLOAT32
+from ..framework import RunOnRanks
 from .settings import VERSION, DeepSpeedSettings
 from .zero3 import GatheredRun
 from .zero12 import DividedRun
@@ -64,7 +65,7 @@ def _check(how: Training, settings: DeepSpeedSettings) -> None:
         (how.autocast, "--precision autocast"),
         (how.keeps_gradients, "--zero-grad zeros"),
         (how.optimizer_in_backward, "--optimizer-in-backward"),
-        (how.optimizer == "muon", "--optimizer muon"),
+        (optimizer(how.optimizer).by_matrix, f"--optimizer {how.optimizer}"),
         (how.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if holds:
@@ -89,14 +90,10 @@ def replay_zero(
     return replayed_on_allocator(run, meter, Openings(runtime.expandable))
 
 
-def rank_memory(
-    one: Memory, layout: Layout, rank: int, runtime: Runtime, own: Any = None, version: str = ""
-) -> DeviceMemory:
-    """The memory of one rank. own: `DeepSpeedSettings`, by default DeepSpeed's own. version: of deepspeed.
-
-    Raises `InputError` for a layout, settings or training that is not modelled.
-    """
-    settings = settings_of(layout, own, version)
+def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+    """The memory of one rank. Raises `InputError` for a layout, settings or training that is not modelled."""
+    one, layout = run.memory, run.layout
+    settings = settings_of(layout, run.own_settings, run.version)
     how = one.training()
     if one.settings.master_weights == "none" and how.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import DeviceMemory
-from ...device_memory.estimate import Memory
-from ...evidence import FrameworkEvidence
-from ...parallel.layout import Layout
 from ...parallel.search import LayoutRules
-from ..framework import Framework, RunOnRanks
-from ..peak_estimate import EstimateErrors, PeakEstimate
+from ..framework import Framework, FromFile
+from ..launch.record import LaunchFile, Plugin
+from ..peak_estimate import EstimateErrors
 from .messages import GRADIENTS
-
-
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank, replayed."""
-    from .rank_memory import rank_memory
-
-    return rank_memory(run.memory, run.layout, rank, runtime, run.own_settings, run.version)
-
-
-def estimate(memory: Memory) -> PeakEstimate:
-    """The memory of any rank of any layout, without an allocator."""
-    from .estimate import estimate
-
-    return estimate(memory)
-
-
-def evidence(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """The witnesses of its runs in a layout. trains: whether the run is training."""
-    from .evidence import evidence_for
-
-    return evidence_for(layout, trains)
-
 
 FRAMEWORK = Framework(
     name="deepspeed",
     title="DeepSpeed",
-    rank_memory=rank_memory,
-    estimate=estimate,
+    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
+    estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.12),
-    evidence=evidence,
+    evidence=FromFile(__package__, "evidence:evidence_for"),
     gradients=GRADIENTS,
-    launch_files="a DeepSpeed config",
     layouts=LayoutRules("deepspeed", zero=3, untried=("tp", "cp", "pp", "vpp", "ep")),
+    launcher="deepspeed",
+    launch_file=LaunchFile(
+        "deepspeed",
+        "a DeepSpeed config",
+        FromFile(__package__, "config_file:is_deepspeed"),
+        FromFile(__package__, "config_file:read_deepspeed"),
+    ),
+    plugin=Plugin(
+        "DEEPSPEED",
+        "deepspeed_config",
+        FromFile(__package__, "plugin:read_accelerate"),
+        ("deepspeed",),
+        FromFile(__package__, "plugin:read_trainer"),
+    ),
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

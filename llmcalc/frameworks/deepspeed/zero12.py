@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...device_memory.optimizer_steps import Trained
-from ...device_memory.optimizer_steps import step as optimizer_step
+from ...device_memory.optimizers.run_step import run_step
+from ...device_memory.optimizers.step import Trained
 from ...device_memory.training import Training
 from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
@@ -374,9 +374,7 @@ class DividedRun(ZeroRun):
         self.averaged = self.compact = None
         self.accumulated = {}
         with self.graph.no_grad():
-            optimizer_step(
-                self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch
-            )
+            run_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
         one.gradient = None
 
     def _single_grad_partition(self) -> Tensor:

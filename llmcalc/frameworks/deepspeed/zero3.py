@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...device_memory.optimizer_steps import Trained
-from ...device_memory.optimizer_steps import step as optimizer_step
+from ...device_memory.optimizers.run_step import run_step
+from ...device_memory.optimizers.step import Trained
 from ...device_memory.training import Training
 from ...errors import InputError
 from ...model import ModelSpec
@@ -222,7 +222,7 @@ class GatheredRun(ZeroRun):
             with counted_as(self.meter, "gradients"):
                 updated.gradient = self._single_grad_partition(group)
             with self.graph.no_grad():
-                optimizer_step(
+                run_step(
                     self.graph, how.optimizer, [updated], how.implementation, how.momentum, how.state_dtype, how.torch
                 )
             updated.gradient = None

@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 from ...algebra import Number, ceil_div
 from ...parallel.placements import Collective
 from ...simulator.aten import Aten
-from ...simulator.autograd import Graph, Needs, record
+from ...simulator.autograd import Graph, record
 from ...simulator.lowering import Path
 from ...simulator.strides import count
-from ...simulator.tensor import Dtype, Meter, Storage, Tensor, counted_as, empty, on_stream
+from ...simulator.tensor import Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
 from .settings import Float8
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...device_memory.cuda_runtime import HOPPER, Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
-from ...device_memory.estimate import Memory, is_recurrent
+from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.training import Training
 from ...errors import InputError
@@ -19,6 +18,7 @@ from ...evidence import STATUSES
 from ...model import ModelSpec
 from ...optional import TOWERS
 from ...parallel.layout import Layout
+from ...parallel.layout_request import dated
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
@@ -27,12 +27,13 @@ from ...simulator.layer_loops import Loop, loops
 from ...simulator.layer_pattern import RECORDED
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import Irregular
+from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
 from .pipeline import NEWEST, Piped, piped_at, stage_memory
 from .pipeline_replay import played_stage
-from .settings import TitanSettings
-from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
+from .settings import titan_settings
+from .training import TITAN, Fsdp, FsdpRun, called, date_of, record, sharding
 from .with_tensor_parallel import ShardedAndDivided
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -104,21 +105,13 @@ def fsdp_memory(
     return device_memory(spec, run, runtime, (), tensors, how.recompute.every)
 
 
-def rank_memory(
-    one: Memory,
-    layout: Layout,
-    rank: int,
-    runtime: Runtime,
-    version: date | None = None,
-    own: TitanSettings = USUAL,
-    shared: dict[Any, Any] | None = None,
-) -> DeviceMemory:
-    """What one rank holds under torchtitan of that date, None (default) for the newest.
-
-    own: what a job says that no option does, by default nothing. shared: as of `fsdp_memory`.
+def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+    """The memory of one rank under torchtitan of the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
+    one, layout = run.memory, run.layout
+    version, own = dated(run.version), titan_settings(run.own_settings)
     how = one.training()
     if TOWERS.name in one.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
@@ -126,7 +119,7 @@ def rank_memory(
     fsdp = replace(fsdp, prefetch=layout.prefetch)
     settings = one.tensors(how.choices.attention)
     tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
-    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped, shared)
+    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped, run.shared(runtime))
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
@@ -170,14 +163,15 @@ def communication(
     return list(found.values())
 
 
-def rank_traffic(
-    one: Memory, layout: Layout, rank: int, version: date | None = None, own: TitanSettings = USUAL
-) -> list[Message]:
-    """What a rank sends in a step under torchtitan of that date, None (default) for the newest. own: as there.
+def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
+    """The messages of a rank that its replay sends; None for a layout whose replay does not know them.
 
     Raises `InputError` as `rank_memory` does.
     """
-    how, fsdp = called(one.spec, one.training(), version, own)
+    one, layout = run.memory, run.layout
+    if layout.dp * layout.tp != layout.world or layout.ep != 1:
+        return None
+    how, fsdp = called(one.spec, one.training(), dated(run.version), titan_settings(run.own_settings))
     counts: dict[Message, Number] = {}
     for each in communication(one.spec, how, layout, rank, fsdp):
         alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)

@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import DeviceMemory
-from ...device_memory.estimate import Memory
-from ...evidence import FrameworkEvidence
-from ...parallel.layout import Layout
-from ...parallel.layout_request import dated
-from ...parallel.messages import Message
 from ...parallel.search import LayoutRules
-from ..framework import Framework, RunOnRanks
-from ..peak_estimate import EstimateErrors, PeakEstimate
+from ..framework import Framework, FromFile
+from ..launch.record import LaunchFile, Plugin
+from ..peak_estimate import EstimateErrors
 from .messages import GRADIENTS
-from .settings import titan_settings
-
-
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank, replayed."""
-    from .rank_memory import rank_memory
-
-    return rank_memory(
-        run.memory, run.layout, rank, runtime, dated(run.version), titan_settings(run.own_settings), run.shared(runtime)
-    )
-
-
-def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """The messages of a rank that its replay sends; None for a layout whose replay does not know them."""
-    layout = run.layout
-    if layout.dp * layout.tp != layout.world or layout.ep != 1:
-        return None
-    from .rank_memory import rank_traffic
-
-    return rank_traffic(run.memory, layout, rank, dated(run.version), titan_settings(run.own_settings))
-
-
-def estimate(memory: Memory) -> PeakEstimate:
-    """The memory of any rank of any layout, without an allocator."""
-    from .estimate import estimate
-
-    return estimate(memory)
-
-
-def evidence(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """The witnesses of its runs in a layout. trains: whether the run is training."""
-    from .evidence import evidence_for
-
-    return evidence_for(layout, trains)
-
 
 FRAMEWORK = Framework(
     name="fsdp2",
     title="FSDP2",
-    rank_memory=rank_memory,
-    estimate=estimate,
+    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
+    estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.08),
-    evidence=evidence,
+    evidence=FromFile(__package__, "evidence:evidence_for"),
     gradients=GRADIENTS,
-    launch_files="a torchtitan job",
     layouts=LayoutRules(
         "fsdp2",
         zero=3,
@@ -67,7 +25,20 @@ FRAMEWORK = Framework(
         pipelines_if_asked=True,  # a replay of `fully_shard` in a pipeline takes seconds
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again
     ),
-    own_messages=own_messages,
+    launch_file=LaunchFile(
+        "torchtitan",
+        "a torchtitan job",
+        FromFile(__package__, "torchtitan_file:is_titan"),
+        FromFile(__package__, "torchtitan_file:read_titan"),
+    ),
+    plugin=Plugin(
+        "FSDP",
+        "fsdp_config",
+        FromFile(__package__, "plugin:read_accelerate"),
+        ("fsdp", "fsdp_config"),
+        FromFile(__package__, "plugin:read_trainer"),
+    ),
+    own_messages=FromFile(__package__, "rank_memory:own_messages"),
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, Reading, flag_value, reading_of, size_of
+from ..launch.record import Launch, Reading, Source, Table, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
 from .torchtitan_models import flavor
 
@@ -185,12 +185,10 @@ class _Job:
         return text
 
 
-def read_titan(
-    data: Mapping[str, Any], where: str, world_size: int | None = None, allow_unknown: bool = False
-) -> Launch:
+def read_titan(data: Table, source: Source) -> Launch:
     """Reads a job's tables. Raises `InputError`, which names file and key."""
-    with reading_of(where, allow_unknown) as reading:
-        return _read(_Job(data, reading), world_size)
+    with reading_of(source) as reading:
+        return _read(_Job(data, reading), source.world_size)
 
 
 def _read(job: _Job, world_size: int | None) -> Launch:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from ...costs.optimizers import ALIASES
+from ...device_memory.optimizers.registry import optimizer, optimizers
 from ...device_memory.training import Training, TrainingRun, repeated, two_steps
 from ...errors import InputError
 from ...model import ModelSpec
@@ -62,9 +62,6 @@ class Fsdp:
     copies_gathered: bool = False
     overlaps: bool = False
 
-
-BY_ELEMENT = ("adamw", "sgd")
-"""Optimizers that update each element by itself, and so a rank's rows without the others."""
 
 TITAN = Fsdp()
 """As torchtitan called it before 2025-07-28."""
@@ -149,9 +146,8 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    optimizer = ALIASES.get(how.optimizer, how.optimizer)
-    if optimizer not in BY_ELEMENT:
-        known = " or ".join(BY_ELEMENT)
+    if not optimizer(how.optimizer).by_element:
+        known = " or ".join(record.name for record in optimizers() if record.by_element)
         raise InputError(f"--optimizer {how.optimizer}: on shards it is not modelled; expected {known}")
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:

@@ -1,5 +1,6 @@
-"""Launch files: arguments of Megatron-LM, torchtitan jobs, DeepSpeed configs, files of accelerate and the Trainer.
+"""Launch files, whatever framework they are for.
 
-`read.read_launch` tells the kind by the contents. Each reader gives a `Launch`: the model where the file names one, the
+`read.read_launch` tells the kind by the contents: each framework's record states its own kind, and `accelerate` and
+`trainer` are kinds that several frameworks have. Each reader gives a `Launch`: the model where the file names one, the
 layout, and the settings of the run. Nothing in a file is executed.
 """

@@ -6,24 +6,31 @@ import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
 from ...sources.files import parse_json, parse_toml, read_text
-from ..deepspeed import config_file as deepspeed
-from ..fsdp2 import torchtitan_file as torchtitan
-from ..megatron import launch_file as megatron
-from ..megatron.settings import MegatronSettings
-from . import accelerate, trainer
-from .record import Launch
+from ..registry import NAMES, framework
+from .accelerate import ACCELERATE
+from .record import Fetch, Launch, LaunchFile, Source
 from .shell import Command, Script, is_open, open_reason, read_script, said
 from .text import LARGEST, parse_yaml
+from .trainer import TRAINER
 
-EXPECTED = (
-    "Megatron-LM arguments (YAML, JSON or a shell script), a torchtitan job, a DeepSpeed config, or a file of "
-    "accelerate or the Trainer"
-)
+
+@cache
+def kinds() -> tuple[LaunchFile, ...]:
+    """The kinds of launch files: each framework's own, then those that several frameworks have."""
+    own = (framework(name).launch_file for name in NAMES)
+    return (*(file for file in own if file is not None), ACCELERATE, TRAINER)
+
+
+def launch_files() -> str:
+    """The launch files that are read, in words."""
+    *titles, last = (kind.title for kind in kinds())
+    return f"{', '.join(titles)} or {last}"
 
 
 def read_launch(
@@ -59,41 +66,26 @@ def launch_of(
     """Reads the text of a launch file. folder: where files that it names are; without one they are not read."""
     if world_size is not None and world_size < 1:
         raise InputError(f"--world-size: {world_size}; expected a positive whole number")
+    source = Source(where, world_size, allow_unknown, date, gpu, _fetcher(where, folder))
     kind, data = _parsed(text, where)
-    more: dict[str, Any] = {"date": date, "gpu": gpu}
     if kind == "script":
         asked = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in asked for word in words if word]
-        return _script(data, where, world_size, allow_unknown, more, folder, batch)
+        return _script(data, source, batch)
     if not isinstance(data, Mapping):
-        raise InputError(f"{where}: is no launch file; expected {EXPECTED}")
-    if megatron.is_megatron(data):
-        return megatron.read_megatron(data, where, world_size, allow_unknown, **more)
-    if isinstance(data.get("megatron_args"), Mapping):
-        env = data.get("env_vars")
-        given = env if isinstance(env, Mapping) else {}
-        return megatron.read_megatron(data["megatron_args"], where, world_size, allow_unknown, env=given, **more)
-    if torchtitan.is_titan(data):
-        return torchtitan.read_titan(data, where, world_size, allow_unknown)
-    if accelerate.is_accelerate(data):
-        return accelerate.read_accelerate(data, where, world_size, allow_unknown, _fetcher(where, folder))
-    if deepspeed.is_deepspeed(data) and not trainer.is_trainer({k: v for k, v in data.items() if k != STEPS}):
-        return deepspeed.read_deepspeed(data, where, world_size, allow_unknown)
-    if trainer.is_trainer(data):
-        return trainer.read_trainer(data, where, world_size, allow_unknown, _fetcher(where, folder))
+        raise InputError(f"{where}: is no launch file; expected {launch_files()}")
+    for file in kinds():
+        if file.is_one(data):
+            return file.read(data, source)
     keys = ", ".join(str(key)[:30] for key in list(data)[:4])
-    raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {EXPECTED}")
-
-
-STEPS = "gradient_accumulation_steps"
-"""A key that DeepSpeed and the Trainer both have."""
+    raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
 def _parsed(text: str, where: str) -> tuple[str, Any]:
     """The tables of a file, or its commands."""
     start = text.lstrip()[:2]
     if not start:
-        raise InputError(f"{where}: is empty; expected {EXPECTED}")
+        raise InputError(f"{where}: is empty; expected {launch_files()}")
     if start == "#!" or _runs_something(text):
         return "script", read_script(text, where)
     if start.startswith("{"):
@@ -104,19 +96,27 @@ def _parsed(text: str, where: str) -> tuple[str, Any]:
     return "tables", parse_yaml(text, where)
 
 
-_COMMAND = re.compile(
-    r"^[^#\n:]*\b(torchrun|srun|mpirun|deepspeed|accelerate\s+launch|python3?|torch\.distributed\.(run|launch))\s", re.M
-)
+@cache
+def _command() -> re.Pattern[str]:
+    """A line of a script that starts Python, by itself or with a launcher."""
+    own = (framework(name).launcher for name in NAMES)
+    programs = "|".join((*filter(None, own), "srun", "mpirun", r"accelerate\s+launch", "python3?"))
+    return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
+
+
+def launches(text: str) -> bool:
+    """Whether a line of a text starts Python."""
+    return _command().search(text) is not None
 
 
 def _runs_something(text: str) -> bool:
     """Whether a text is a shell script: a command that launches Python, and arguments or variables."""
-    if _COMMAND.search(text) is None or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
+    if not launches(text) or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
         return False
     return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
 
 
-def _fetcher(where: str, folder: Path | None) -> trainer.Fetch:
+def _fetcher(where: str, folder: Path | None) -> Fetch:
     def fetch(name: str) -> Mapping[str, Any]:
         if folder is None:
             raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
@@ -132,53 +132,28 @@ def _fetcher(where: str, folder: Path | None) -> trainer.Fetch:
 # ---- scripts
 
 
-def _script(
-    script: Script,
-    where: str,
-    world_size: int | None,
-    allow_unknown: bool,
-    more: dict[str, Any],
-    folder: Path | None,
-    batch: list[str],
-) -> Launch:
-    known = MegatronSettings.flags()
-    found: list[Command] = []
-    hugging: list[Command] = []
-    for candidate in script.commands:
-        if any(word.startswith("--per_device_train_batch") for word in candidate.words):
-            hugging.append(candidate)
-        elif any(word.partition("=")[0] in known for word in candidate.words):
-            found.append(candidate)
-    if not found and not hugging:
-        starts = (one for one in script.commands if _COMMAND.search(" ".join(one.words[:20]) + " "))
+def _script(script: Script, source: Source, batch: list[str]) -> Launch:
+    where = source.where
+    readers = [file for file in kinds() if file.read_arguments is not None]
+    runs = {file.name: [command for command in script.commands if file.is_run_by(command.words)] for file in readers}
+    file = next((file for file in readers if runs[file.name]), None)
+    if file is None or file.read_arguments is None:
+        starts = (one for one in script.commands if launches(" ".join(one.words[:20]) + " "))
         open_words = ((one.line, word) for one in starts for word in one.words if is_open(word))
         line, word = next(open_words, (0, ""))
         why = f" (line {line}: {open_reason(word)})" if word else ""
-        raise InputError(
-            f"{where}: no command runs with arguments of Megatron-LM or the Trainer{why}; expected {EXPECTED}"
-        )
-    chosen = found or hugging
-    if len({one.words for one in chosen}) > 1:
-        lines = ", ".join(str(one.line) for one in chosen[:5])
+        known = " or ".join(file.arguments_of for file in readers)
+        raise InputError(f"{where}: no command runs with arguments of {known}{why}; expected {launch_files()}")
+    commands = runs[file.name]
+    if len({command.words for command in commands}) > 1:
+        lines = ", ".join(str(command.line) for command in commands[:5])
         raise InputError(f"{where}: several commands train (lines {lines}); expected one")
-    command = chosen[0]
+    command = commands[0]
     launcher, program, words = _divided(command, where)
     env = {**script.env(), **{name: value for name, value in command.env.items() if not is_open(value)}}
-    world = world_size or _world([*batch, *launcher])
-    arguments = _arguments(words, where)
-    if found:
-        launch = megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
-        taken = ", ".join(sorted(script.unset)[:10])
-        return replace(launch, notes=(*launch.notes, f"{taken}: taken as not set")) if taken else launch
-    plain: dict[str, Any] = {}
-    for flag, value in arguments.items():
-        name = flag.lstrip("-").replace("-", "_")
-        if name in trainer.TRAINER_READ and name != "model_name_or_path":  # a TARGET may replace the model
-            for word in value if isinstance(value, list) else [value]:
-                if isinstance(word, str) and is_open(word):
-                    raise InputError(f"{where}: {flag}: {open_reason(word)}")
-        plain[name] = _plain(value)
-    return trainer.read_trainer(plain, where, world, allow_unknown, _fetcher(where, folder))
+    world = source.world_size or _world([*batch, *launcher])
+    run = replace(source, world_size=world, env=env, script=program, unset=sorted(script.unset))
+    return file.read_arguments(_arguments(words, where), run)
 
 
 def _divided(command: Command, where: str) -> tuple[list[str], str, list[str]]:
@@ -248,17 +223,3 @@ def _arguments(words: list[str], where: str) -> dict[str, Any]:
             raise InputError(f"{where}: '{said(word)[:60]}' stands before every argument; expected --name value")
     keep()
     return out
-
-
-def _plain(value: Any) -> Any:
-    """The value of a Trainer's argument, whose types a command line does not show."""
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    if is_open(value):
-        return said(value)
-    words = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return words[value.lower()]
-    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value

@@ -5,21 +5,15 @@ Source: transformers/training_args.py (5.23), with arguments that recipes of TRL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import InputError, shown
 from ...parallel.layout import Layout
-from ..deepspeed.config_file import read_into
-from ..deepspeed.settings import DeepSpeedSettings
-from ..fsdp2.option_names import STRATEGIES, computing, fsdp_layout, summing
-from ..fsdp2.settings import TitanSettings
-from .record import Launch, Reading, flag_value, reading_of, size_of, unknown_keys
-
-Table = Mapping[str, Any]
-
-Fetch = Callable[[str], Table]
-"""Reads the tables of a file that another names."""
+from ..registry import WITHOUT_A_NAME, plugins
+from .record import Launch, LaunchFile, Reading, RunUnder, Source, Table, flag_value, reading_of, size_of, unknown_keys
+from .shell import is_open, open_reason, said
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -35,7 +29,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 TRAINER_READ = frozenset(
     """
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
-    activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile fsdp fsdp_config deepspeed
+    activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
     model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit train_batch_size
     per_gpu_train_batch_size packing lora_modules_to_save parallelism_config optim_args optim_target_modules
@@ -85,47 +79,64 @@ def is_trainer(data: Table) -> bool:
     return any(name in data for name in TRAINER_SIGNS) and "distributed_type" not in data
 
 
-def read_trainer(
-    data: Table, where: str, world_size: int | None = None, allow_unknown: bool = False, fetch: Fetch | None = None
-) -> Launch:
-    """Reads arguments of the Trainer. fetch: reads a file that they name, such as that of `deepspeed`.
-
-    Raises `InputError`, which names file and argument.
-    """
-    with reading_of(where, allow_unknown) as reading:
-        return _trainer(reading, data, world_size, fetch)
+def is_run_by(words: Sequence[str]) -> bool:
+    """Whether a command's words are arguments of the Trainer."""
+    return any(word.startswith("--per_device_train_batch") for word in words)
 
 
-def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch | None) -> Launch:
+def read_trainer(data: Table, source: Source) -> Launch:
+    """Reads arguments of the Trainer. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        return _trainer(reading, data, source.world_size)
+
+
+def read_arguments(arguments: Table, source: Source) -> Launch:
+    """Reads the arguments of a script's command, as `read_trainer` does."""
+    plain: dict[str, Any] = {}
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
+            for word in value if isinstance(value, list) else [value]:
+                if isinstance(word, str) and is_open(word):
+                    raise InputError(f"{source.where}: {flag}: {open_reason(word)}")
+        plain[name] = _plain(value)
+    return read_trainer(plain, source)
+
+
+def keys_read() -> frozenset[str]:
+    """The arguments that are read, those that ask for a framework too."""
+    return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
+
+
+def _plain(value: Any) -> Any:
+    """The value of an argument, whose type a command line does not show."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    if is_open(value):
+        return said(value)
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
+
+
+def _trainer(reading: Reading, data: Table, world_size: int | None) -> Launch:
     reading.ignored += [name for name in data if name in TRAINER_IGNORED]
-    unknown_keys(reading, data, (*TRAINER_READ, *TRAINER_IGNORED), "", "no argument that is known")
+    unknown_keys(reading, data, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
     words = _trainer_words(reading, data)
     world = reading.devices(world_size)
     target = data.get("model_name_or_path")
-    framework: str = "torch"
-    layout = Layout(dp=world)
-    own: DeepSpeedSettings | TitanSettings | None = None
-    given = data.get("deepspeed")
-    if given:
-        table = given if isinstance(given, Mapping) else fetched(reading, "deepspeed", given, fetch)
-        half = {name: bool(data.get(name)) for name in ("bf16", "fp16")}
-        inner = read_into(reading, table, world, {**words, **half})
-        kept = {key: value for key, value in words.items() if key not in ("precision", "dtype", "optimizer_impl")}
-        words = {**kept, **inner.settings}
-        framework, layout, own = "deepspeed", inner.layout, inner.own
-    elif data.get("fsdp") or data.get("fsdp_config"):
-        table = _trainer_fsdp(reading, data)
-        layout, more = fsdp_layout(reading, table, world, 1)
-        framework, own = "fsdp2", summing(reading, table, words)
-        words = {**computing(words), **more}
+    framework, found = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    for name, plugin in plugins().items():
+        if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
+            framework, found = name, plugin.trainer(reading, data, world, words)
+            break
     named = "" if target is None else str(target)[:200]
-    return reading.launch("trainer", framework, target=named, layout=layout, settings=words, own=own)
-
-
-def fetched(reading: Reading, name: str, path: Any, fetch: Fetch | None) -> Table:
-    if not isinstance(path, str) or fetch is None:
-        raise reading.wrong(name, f"{shown(path)}; expected the path of a DeepSpeed JSON that can be read")
-    return fetch(path)
+    return reading.launch(
+        "trainer", framework, target=named, layout=found.layout, settings=found.settings, own=found.own
+    )
 
 
 def _trainer_words(reading: Reading, data: Table) -> dict[str, Any]:
@@ -223,20 +234,12 @@ def _trainer_adapters(reading: Reading, data: Table, flag: Callable[[str], bool]
     return words
 
 
-def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
-    """The Trainer's words for FSDP in those of accelerate."""
-    config = data.get("fsdp_config") or {}
-    if not isinstance(config, Mapping):
-        raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
-    out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    said = data.get("fsdp") or ""
-    words = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
-    for word in words if said is not True else []:
-        name = str(word).upper()
-        if name in STRATEGIES:
-            out.setdefault("sharding_strategy", name)
-        elif name == "OFFLOAD":
-            out["offload_params"] = True
-        elif name not in ("AUTO_WRAP", "TRUE"):
-            raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op or hybrid_shard")
-    return out
+TRAINER = LaunchFile(
+    "trainer",
+    "arguments of the Trainer",
+    is_trainer,
+    read_trainer,
+    arguments_of="the Trainer",
+    is_run_by=is_run_by,
+    read_arguments=read_arguments,
+)

@@ -7,7 +7,6 @@ read by the type of its field in `MegatronSettings`; one that has no field is ig
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
-from ..launch.record import LARGEST, Launch, Reading, allocator_of, check_env, reading_of
+from ..launch import trainer
+from ..launch.record import LARGEST, Launch, Reading, Source, Table, allocator_of, check_env, reading_of
 from ..launch.shell import is_open, open_reason
 from ..launch.shell_arithmetic import evaluated
 from .arguments import RENAMED, Kind, flag_of
@@ -82,6 +82,9 @@ OTHER_ENTRIES = (
 )
 """Other entries of those files."""
 
+WRAPPED = "megatron_args"
+"""The key of the arguments in a row of measurements, beside `env_vars`."""
+
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -89,31 +92,29 @@ def is_megatron(data: Mapping[str, Any]) -> bool:
     """Whether a table has arguments of Megatron-LM."""
     if isinstance(data.get("MODEL_ARGS"), Mapping | list):
         return True
+    if isinstance(data.get(WRAPPED), Mapping):
+        return True
     known = MegatronSettings.flags()
     return any(key.startswith("--") for key in data) and any(key in known for key in data)
 
 
-def read_megatron(
-    data: Mapping[str, Any],
-    where: str,
-    world_size: int | None = None,
-    allow_unknown: bool = False,
-    *,
-    date: datetime.date | None = None,
-    gpu: str = "",
-    env: Mapping[str, Any] | None = None,
-    script: str = "",
-) -> Launch:
+def is_run_by(words: Sequence[str]) -> bool:
+    """Whether a command's words are arguments of Megatron-LM."""
+    known = MegatronSettings.flags()
+    return not trainer.is_run_by(words) and any(word.partition("=")[0] in known for word in words)
+
+
+def read_megatron(data: Table, source: Source) -> Launch:
     """Reads arguments: a functional test's table, or argument → value.
 
-    world_size: devices; by default as few as the layout can have. date: when the version of Megatron-LM is from.
-    env: environment variables beside those of the file. script: the name of the script that runs.
     Raises `InputError`, which names file and argument.
     """
-    with reading_of(where, allow_unknown) as reading:
-        variables = {str(name): _text(value) for name, value in (env or {}).items()}
-        arguments = _arguments(reading, data, variables)
-        return _read(reading, arguments, variables, world_size, date, gpu, script)
+    if isinstance(data.get(WRAPPED), Mapping) and "MODEL_ARGS" not in data:
+        env = data.get("env_vars")
+        data, source = data[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
+    with reading_of(source) as reading:
+        variables = {str(name): _text(value) for name, value in source.env.items()}
+        return _read(reading, _arguments(reading, data, variables), variables)
 
 
 def _arguments(reading: Reading, data: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
@@ -145,22 +146,15 @@ def _entry(reading: Reading, key: str) -> None:
         reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
-def _read(
-    reading: Reading,
-    arguments: Mapping[str, Any],
-    env: dict[str, str],
-    world_size: int | None,
-    date: datetime.date | None,
-    gpu: str,
-    script: str,
-) -> Launch:
+def _read(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
+    source = reading.source
     values = _values(reading, arguments)
     named = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
-    kind = _kind(values, named, script)
+    kind = _kind(values, named, source.script)
     if values.get("recompute_activations"):
         values.setdefault("recompute_granularity", "selective")
-    settings = MegatronSettings(kind=kind, env=env, date=date, gpu=gpu or "H100", **values)
-    world = world_size
+    settings = MegatronSettings(kind=kind, env=env, date=source.date, gpu=source.gpu or "H100", **values)
+    world = source.world_size
     if world is None:
         world = smallest_world(settings)
         if world > 1:
@@ -192,8 +186,10 @@ def _read(
     layout = settings.layout()
     _check_layers(settings, layout)
     words = settings_of(settings)
+    if source.unset:
+        reading.notes.append(f"{', '.join(sorted(source.unset)[:10])}: taken as not set")
     return reading.launch(
-        "megatron", "megatron", spec=spec, layout=layout, settings=words, own=settings, env=env, gpu=gpu
+        "megatron", "megatron", spec=spec, layout=layout, settings=words, own=settings, env=env, gpu=source.gpu
     )
 
 

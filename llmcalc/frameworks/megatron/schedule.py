@@ -19,11 +19,24 @@ from ...optional import MTP
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import RankFlow, rank_program
 from ...parallel.schedules import check
-from ...simulator.autograd import Gradient, Graph, Needs, Node, backward
+from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Meter, NoMeter, Place
 from ...simulator.repeat_microbatches import Played, Rehearsal
-from ...simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty, on_stream
+from ...simulator.tensor import (
+    BFLOAT16,
+    BOOL,
+    FLOAT32,
+    INT64,
+    Gradient,
+    Needs,
+    Node,
+    Storage,
+    Tensor,
+    counted_as,
+    empty,
+    on_stream,
+)
 from ...workload.run_config import Sight
 from ...workload.workload import Workload
 from .evidence import check_parts

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import DeviceMemory
-from ...device_memory.estimate import Memory
-from ...evidence import FrameworkEvidence
-from ...parallel.layout import Layout
 from ...parallel.search import LayoutRules
-from ..framework import Framework, RunOnRanks
-from ..peak_estimate import EstimateErrors, PeakEstimate
+from ..framework import Framework, FromFile
+from ..peak_estimate import EstimateErrors
 from .messages import GRADIENTS
-
-
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank, replayed."""
-    from .rank_memory import rank_memory
-
-    return rank_memory(run, rank, runtime)
-
-
-def estimate(memory: Memory) -> PeakEstimate:
-    """The memory of any rank of any layout, without an allocator."""
-    from .estimate import estimate
-
-    return estimate(memory)
-
-
-def evidence(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """The witnesses of its runs in a layout. trains: whether the run is training."""
-    from .evidence import evidence_for
-
-    return evidence_for(layout, trains)
-
 
 FRAMEWORK = Framework(
     name="torch",
     title="torch",
-    rank_memory=rank_memory,
-    estimate=estimate,
+    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
+    estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.04),
-    evidence=evidence,
+    evidence=FromFile(__package__, "evidence:evidence_for"),
     gradients=GRADIENTS,
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
+    launcher="torchrun",
     serves=True,
 )

@@ -19,9 +19,9 @@ from ...errors import InputError
 from ...flow.program import Step
 from ...parallel.layout import Layout
 from ..aten import Aten
-from ..autograd import Gradient, Graph, Needs, record
+from ..autograd import Graph, record
 from ..strides import Shape, elementwise
-from ..tensor import FLOAT32, INT64, Tensor
+from ..tensor import FLOAT32, INT64, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
 

@@ -30,13 +30,13 @@ from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, by_tokens
 from ...parallel.rank_program import RankFlow, Shard, axes_of, is_divided
 from ...workload.rows import TOKENS
-from ..autograd import Backward, Needs, Node, record
+from ..autograd import record
 from ..lowering import Frame, Path
 from ..meter import Place
 from ..strides import Shape, is_one
-from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
+from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
 from .eager import Eager
-from .eager.scans import Steps, own_steps
+from .eager.scans.module_steps import Steps, own_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..autograd import Gradient
 from ..strides import is_one
-from ..tensor import FLOAT32, Tensor
+from ..tensor import FLOAT32, Gradient, Tensor
 from .function import Optional, applied
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from ...algebra import Number, ceil_div, exact_div, minimum, same
 from ..aten import Aten
-from ..autograd import Gradient
-from ..tensor import FLOAT32, Tensor
+from ..tensor import FLOAT32, Gradient, Tensor
 from .function import H100, Accelerator, Optional, applied, power_of_two
 
 CHUNK = 64

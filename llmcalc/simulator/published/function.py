@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...algebra import Number
-from ..autograd import Gradient, Graph, Needs, record
-from ..tensor import Tensor
+from ..autograd import Graph, record
+from ..tensor import Gradient, Needs, Tensor
 
 Optional = Tensor | None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..autograd import Gradient
-from ..tensor import Tensor
+from ..tensor import Gradient, Tensor
 from .function import applied, power_of_two
 
 WIDEST = 128

@@ -13,9 +13,8 @@ from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
-from ..autograd import Gradient
 from ..strides import is_one
-from ..tensor import FLOAT32, Dtype, Tensor
+from ..tensor import FLOAT32, Dtype, Gradient, Tensor
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
 from .function import H100, Accelerator, Optional, applied, power_of_two
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from ...algebra import Number, ceil_div, exact_div, same
 from ..aten import Aten
-from ..autograd import Gradient
-from ..tensor import FLOAT32, Tensor
+from ..tensor import FLOAT32, Gradient, Tensor
 from .function import applied, power_of_two
 
 LEAST, WHOLE = 16, 128

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..autograd import Gradient
-from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Tensor
+from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Gradient, Tensor
 from .function import applied
 
 

@@ -18,17 +18,6 @@ Writes: TypeAlias = Mapping[str, Value]
 """Config field → its value from a spec."""
 
 
-class Absent(LookupError):
-    """The spec has no value for a field, so the field is left to its class."""
-
-
-def present(value: Any) -> Any:
-    """Returns the value; raises `Absent` if it is None."""
-    if value is None:
-        raise Absent
-    return value
-
-
 WRITTEN_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
 """Activation name here → its name in configs, if they differ."""
 

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...model import ModelSpec
+from ..huggingface.absent import Absent
 from ..huggingface.config import Config
 from ..huggingface.family import Family
 from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, family_of, read_config
-from ..huggingface.writes import Absent
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
 from .facts import Facts

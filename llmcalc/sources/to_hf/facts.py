@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from ...components.base import Part, TokenMixer
+from ...components.base import AttentionPosition, Part, TokenMixer
 from ...components.layers.block import Layer
 from ...components.mixers.attention import Attention
 from ...components.mixers.mla import MLA
 from ...components.networks.feed_forward import FeedForward
 from ...components.networks.moe import MoE
-from ...components.position import AttentionPosition, Rope
+from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
-from ..huggingface.writes import Absent, present
+from ..huggingface.absent import Absent, present
 
 LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
 STATE_SPACE = ("mamba", "mamba2")

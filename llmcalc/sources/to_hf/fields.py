@@ -16,7 +16,8 @@ from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ..huggingface.writes import WRITTEN_ACTIVATIONS, Absent, present
+from ..huggingface.absent import Absent, present
+from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .facts import Facts
 
 

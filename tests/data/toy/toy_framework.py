@@ -1,4 +1,4 @@
-"""Toyframe: replicas that sum all gradients at once, each of which runs as one device does."""
+"""Toyframe: replicas that sum all gradients at once, each of which runs as one device does. It has a launch file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
+from ...parallel.layout import Layout
 from ...parallel.messages import GradientRules, GroupOfWeights, Message
 from ...parallel.search import LayoutRules
 from ..framework import Framework, RunOnRanks
+from ..launch.record import Launch, LaunchFile, Source, Table
 from ..peak_estimate import EstimateErrors, PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import nothing
 
@@ -29,6 +31,16 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     yield group.ranks.message("all_reduce", group.elements * group.width, 1)
 
 
+def is_job(data: Table) -> bool:
+    """Whether a table is a job of Toyframe."""
+    return "toyframe" in data
+
+
+def read_job(data: Table, source: Source) -> Launch:
+    """Reads the number of replicas."""
+    return Launch(source.where, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
+
+
 FRAMEWORK = Framework(
     name="toyframe",
     title="Toyframe",
@@ -37,4 +49,5 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.5),
     gradients=GradientRules("toyframe", (0,), gradient_messages),
     layouts=LayoutRules("toyframe", untried=("tp", "cp", "pp", "vpp", "ep")),
+    launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),
 )

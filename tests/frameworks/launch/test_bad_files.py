@@ -47,7 +47,7 @@ def test_the_files_are_read() -> None:
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghi"))
 
 BAD: dict[str, tuple[str, str]] = {
-    "nothing": ("", "is empty; expected Megatron-LM arguments"),
+    "nothing": ("", "is empty; expected a torchtitan job, "),
     "spaces": (" \n\n", "is empty"),
     "a word": ("hello", "is no launch file"),
     "a list": ("[1, 2]", "is no launch file"),

@@ -13,8 +13,8 @@ from typing import Any
 from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.autograd import Gradient, Needs, record
-from ....simulator.tensor import BOOL, FLOAT32, INT64, Tensor
+from ....simulator.autograd import record
+from ....simulator.tensor import BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .linear import LinearKernels
 
 HEADS = ("heads", "kv_heads")

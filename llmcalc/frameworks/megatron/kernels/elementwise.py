@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.autograd import Gradient, Needs, record
-from ....simulator.tensor import Tensor
+from ....simulator.autograd import record
+from ....simulator.tensor import Gradient, Needs, Tensor
 from .attention import AttentionKernels
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from ....algebra import Number
 from ....flow.program import Item, Scope, Step
-from ....simulator.autograd import Gradient, Needs, record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Tensor, empty
+from ....simulator.autograd import record
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
 from .head import HeadKernels
 from .lowering import Apart
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from ....algebra import Number, ceil_div, exact_div
 from ....flow.program import Step
-from ....simulator.autograd import Gradient, Needs
 from ....simulator.strides import Shape, count
-from ....simulator.tensor import FLOAT32, UINT8, Dtype, Tensor
+from ....simulator.tensor import FLOAT32, UINT8, Dtype, Gradient, Needs, Tensor
 from .choices import RankChoices
 from .gated_delta import DeltaKernels
 from .lowering import direct

@@ -14,9 +14,9 @@ from ....algebra import Number, ceil_div, exact_div
 from ....flow.program import Alternatives, Scope, Step
 from ....ops import DeltaRule
 from ....simulator.aten import Aten
-from ....simulator.autograd import Gradient, Needs, record
+from ....simulator.autograd import record
 from ....simulator.published import fla
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Gradient, Needs, Tensor
 from .mamba import MambaKernels
 
 CHUNK = 64

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ....flow.program import Scope, Step
 from ....flow.value import Value
-from ....simulator.autograd import Gradient, Needs, record
+from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
 from ....simulator.layer_pattern import folded, in_order
 from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .elementwise import ElementwiseKernels
 
 

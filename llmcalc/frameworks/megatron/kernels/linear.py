@@ -12,9 +12,8 @@ from ....algebra import Number
 from ....components.norm import Norm
 from ....flow.axis import Axis, Beside
 from ....flow.program import Step
-from ....simulator.autograd import Gradient, Needs
 from ....simulator.lowering import Path
-from ....simulator.tensor import Tensor
+from ....simulator.tensor import Gradient, Needs, Tensor
 from .lowering import COLUMNS, RankKernels
 
 

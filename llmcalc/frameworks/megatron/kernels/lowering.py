@@ -10,12 +10,25 @@ from ....flow.axis import extent
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
-from ....simulator.autograd import Gradient, Graph, Needs, Node, backward, record, record_all, recorded
+from ....simulator.autograd import Graph, backward, record, record_all, recorded
 from ....simulator.checkpoint import Run
 from ....simulator.lowering import ENTRY, Frame, Lowering, Path
 from ....simulator.meter import Block, NoMeter
 from ....simulator.strides import Shape
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
+from ....simulator.tensor import (
+    BFLOAT16,
+    BOOL,
+    FLOAT32,
+    Dtype,
+    Gradient,
+    Meter,
+    Needs,
+    Node,
+    Storage,
+    Tensor,
+    counted_as,
+    empty,
+)
 from ....workload.run_config import Sight
 from .choices import RankChoices
 

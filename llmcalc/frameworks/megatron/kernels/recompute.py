@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from ....flow.program import Alternatives, Item, Scope, Step
 from ....flow.value import Value
-from ....simulator.autograd import Gradient, Graph, Needs, Node, backward, recorded
+from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, Tensor, empty
+from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Tensor, empty
 from .lowering import Apart
 from .sparse_attention import SparseKernels
 

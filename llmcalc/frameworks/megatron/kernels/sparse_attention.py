@@ -16,8 +16,8 @@ from ....algebra import Number, exact_div
 from ....flow.axis import Beside
 from ....flow.program import Alternatives, Scope, Step
 from ....simulator.aten import Aten
-from ....simulator.autograd import Gradient, Needs, record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Tensor
+from ....simulator.autograd import record
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .fp8 import NarrowKernels
 
 ROWS = 256

@@ -12,10 +12,10 @@ from ....evidence import Witness, by_source, by_torch, compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import Gradient, Needs, record
+from ...autograd import record
 from ...lowering import Path
 from ...strides import elementwise
-from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Tensor
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
 from .elementwise import ElementwiseKernels

@@ -15,10 +15,10 @@ from ....flow.program import Step
 from ....flow.tree import Use
 from ....ops import Linear
 from ....workload.lora import BLOCK, PROJECTIONS
-from ...autograd import Gradient, Needs, record
+from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape
-from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Tensor, empty
+from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
 from .basic import BasicKernels
 
 TOGETHER = "qkv_proj"

@@ -13,7 +13,9 @@ from ....evidence import by_torch, compared
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
-from .scans import NORMS, ScanKernels, Steps
+from .scans import ScanKernels
+from .scans.mamba import NORMS
+from .scans.module_steps import Steps
 
 DECODED = by_torch("tests/simulator/test_inference.py")
 """The witness of decoding steps."""

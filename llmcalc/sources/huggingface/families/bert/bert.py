@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
+from ...absent import present
 from ...config import Config, is_whole
 from ...family import EVERY, Deviation, Family, Modules, Quirks, untied
 from ...parts import (
@@ -28,7 +29,7 @@ from ...parts import (
     pooler,
     token_types,
 )
-from ...writes import Writes, present
+from ...writes import Writes
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...absent import Absent, present
 from ...config import Config, is_whole
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
-from ...writes import Absent, Value, Writes, present
+from ...writes import Value, Writes
 from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:

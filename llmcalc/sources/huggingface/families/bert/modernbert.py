@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.head import Classifier
+from ...absent import present
 from ...config import Config
 from ...family import Family, Modules, Quirks
 from ...parts import (
@@ -34,7 +35,7 @@ from ...parts import (
     rope,
     token_types,
 )
-from ...writes import UNPADDED, Writes, present
+from ...writes import UNPADDED, Writes
 from .bert import OLD, SECOND_BIAS, bert_act, bert_head, bert_score
 
 if TYPE_CHECKING:

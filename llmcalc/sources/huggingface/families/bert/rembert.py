@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
+from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
-from ...writes import present
 from .bert import (
     BERT_MODULES,
     COMMON,

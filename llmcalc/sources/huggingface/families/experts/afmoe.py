@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...absent import present
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -26,7 +27,6 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
-from ...writes import present
 
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 

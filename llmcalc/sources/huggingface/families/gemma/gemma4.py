@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
+from ...absent import present
 from ...config import Config, is_whole
 from ...family import Family, Quirks
 from ...parts import (
@@ -30,7 +31,6 @@ from ...parts import (
     rmsnorm,
     seen_both_ways,
 )
-from ...writes import present
 from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma3n import PER_LAYER_MODULES, sharing

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
+from ...absent import present
 from ...config import Config
 from ...family import CLASSIFIERS, Family, Modules, Quirks
 from ...parts import (
@@ -25,7 +26,6 @@ from ...parts import (
     seen_both_ways,
     windowed,
 )
-from ...writes import present
 from .gemma import capped, local_theta
 
 if TYPE_CHECKING:

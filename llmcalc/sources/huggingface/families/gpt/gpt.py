@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import KVCache, Op
+from ...absent import present
 from ...config import Config
 from ...family import Deviation, Family, Modules
 from ...parts import (
@@ -27,7 +28,6 @@ from ...parts import (
     mlp,
     rope,
 )
-from ...writes import present
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts

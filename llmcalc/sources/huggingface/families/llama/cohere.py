@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...absent import Absent
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -31,7 +32,6 @@ from ...parts import (
     rope,
     windowed,
 )
-from ...writes import Absent
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts

@@ -11,6 +11,7 @@ from math import floor
 from typing import Any
 
 from .....components.base import LARGEST
+from ...absent import present
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import (
@@ -29,7 +30,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ...writes import PARTIAL_ROTARY, UNPADDED, Writes, present
+from ...writes import PARTIAL_ROTARY, UNPADDED, Writes
 from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, UNGROUPED_LATENT_WRITES, mla
 from .mamba import of_kind, steps_of
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...absent import Absent
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
-from ...writes import Absent, Value, Writes
+from ...writes import Value, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts

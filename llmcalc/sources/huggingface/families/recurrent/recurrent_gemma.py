@@ -5,10 +5,11 @@ transformers: models/recurrent_gemma. Its `intermediate_size` is the total width
 
 from __future__ import annotations
 
+from ...absent import present
 from ...config import Config
 from ...family import Family
 from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, rmsnorm, rope
-from ...writes import PARTIAL_ROTARY, present
+from ...writes import PARTIAL_ROTARY
 
 
 def _recurrent_gemma(c: Config) -> Table:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from math import floor
 
+from ...absent import present
 from ...config import Config
 from ...family import Family
 from ...parts import Table, biases, decoder, rmsnorm
-from ...writes import Value, present
+from ...writes import Value
 
 
 def _xlstm(c: Config) -> Table:

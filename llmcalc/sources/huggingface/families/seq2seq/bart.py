@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
+from ...absent import present
 from ...config import Config, is_whole
 from ...family import LOOKS_FOR_THE_END, Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
-from ...writes import UNPADDED, Writes, present
+from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.networks.moe import MoE
+from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, every_expert
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
-from ...writes import present
 from . import bart, t5
 from .bart import BART_MODULES, SIDES_WRITES
 from .t5 import T5_MODULES, T5_WRITES

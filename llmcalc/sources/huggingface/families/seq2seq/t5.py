@@ -11,10 +11,11 @@ from typing import Any
 
 from .....ops import Linear, Op
 from .....workload.rows import LOGITS
+from ...absent import present
 from ...config import Config
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
-from ...writes import Writes, present
+from ...writes import Writes
 
 
 def _t5(c: Config) -> Table:

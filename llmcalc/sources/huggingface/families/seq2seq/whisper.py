@@ -5,10 +5,11 @@ transformers: models/whisper. The encoder's sinusoidal positions are a frozen ta
 
 from __future__ import annotations
 
+from ...absent import present
 from ...config import Config
 from ...family import Family
 from ...parts import Table
-from ...writes import UNPADDED, present
+from ...writes import UNPADDED
 from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import Reading, flag_value, size_of, unknown_keys
+from ..launch.record import Reading, RunUnder, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -47,7 +47,7 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reading: Reading, table: Mapping[str, Any], world: int, machines: int, parallel: Mapping[str, Any] | None = None
+    reading: Reading, table: Table, world: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
     """The layout of FSDP and the settings that follow. table: keys without `fsdp_`."""
     at = "fsdp_config"
@@ -91,7 +91,7 @@ def fsdp_layout(
     return layout, words
 
 
-def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, bool]:
+def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
     """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
     again = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
@@ -112,7 +112,7 @@ def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, b
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def summing(reading: Reading, table: Mapping[str, Any], words: Mapping[str, Any]) -> TitanSettings:
+def summing(reading: Reading, table: Table, words: Mapping[str, Any]) -> TitanSettings:
     """How gradients are summed over ranks: in the format of the products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
@@ -132,4 +132,41 @@ def computing(words: Mapping[str, Any]) -> dict[str, Any]:
     if out.get("precision") == "autocast":
         del out["precision"]
         out |= {"dtype": "bf16", "master_weights": "fp32"}
+    return out
+
+
+def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
+    """FSDP in accelerate's config. words: the settings of a run without it."""
+    machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
+    table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(data, "fsdp_config").items()}
+    return _run(reading, table, world, machines, reading.table(data, "parallelism_config"), words)
+
+
+def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
+    """FSDP in arguments of the Trainer. words: the settings of a run without it."""
+    return _run(reading, _trainer_fsdp(reading, data), world, 1, {}, words)
+
+
+def _run(reading: Reading, table: Table, world: int, machines: int, parallel: Table, words: dict[str, Any]) -> RunUnder:
+    layout, more = fsdp_layout(reading, table, world, machines, parallel)
+    own = summing(reading, table, words)
+    return RunUnder(layout, {**computing(words), **more}, own)
+
+
+def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
+    """The Trainer's words for FSDP in those of accelerate."""
+    config = data.get("fsdp_config") or {}
+    if not isinstance(config, Mapping):
+        raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
+    out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    said = data.get("fsdp") or ""
+    words = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
+    for word in words if said is not True else []:
+        name = str(word).upper()
+        if name in STRATEGIES:
+            out.setdefault("sharding_strategy", name)
+        elif name == "OFFLOAD":
+            out["offload_params"] = True
+        elif name not in ("AUTO_WRAP", "TRUE"):
+            raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op or hybrid_shard")
     return out

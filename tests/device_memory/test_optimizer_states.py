@@ -13,8 +13,9 @@ from llmcalc.components.base import Component
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
-from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.costs.params import params
+from llmcalc.costs.trained_tensors import trained_tensors
+from llmcalc.device_memory.optimizers.registry import optimizer
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.flow.tree import Node
@@ -32,8 +33,8 @@ FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 def state_bytes(*optimizers: torch.optim.Optimizer) -> dict[str, int]:
     """Returns the bytes of the optimizers by the name of the state; a state that is not a tensor counts 0."""
     found: Counter[str] = Counter()
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
+    for one in optimizers:
+        for state in one.state.values():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     found[name] += value.untyped_storage().nbytes()
@@ -75,7 +76,7 @@ def check_shapes(spec: ModelSpec) -> None:
     with torch.device("meta"):
         net = spec.reference()
     expected: Counter[tuple[int, ...]] = Counter()
-    for one in held_tensors(spec.tree(), WITH_MTP):
+    for one in trained_tensors(spec.tree(), WITH_MTP):
         expected[one.tensor.shape] += one.times
     assert expected == Counter(tuple(p.shape) for p in net.parameters())
 
@@ -83,7 +84,7 @@ def check_shapes(spec: ModelSpec) -> None:
 def test_every_preset_has_tensors_for_all_its_parameters() -> None:
     for name in ("gpt2", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
         spec = llmcalc.load(name).model
-        assert sum(one.tensor.size * one.times for one in held_tensors(spec.tree())) == params(spec).total
+        assert sum(one.tensor.size * one.times for one in trained_tensors(spec.tree())) == params(spec).total
 
 
 # Optimizer state against torch
@@ -101,8 +102,8 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
             made = [torch.optim.Adafactor(every)]
         case _:
             made = muon_and_adamw(net)
-    for optimizer in made:
-        optimizer.step()
+    for one in made:
+        one.step()
     return made
 
 
@@ -123,7 +124,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer_state(held_tensors(spec.tree(), WITH_MTP), name, "float32", momentum=name == "sgd")
+    state = optimizer(name).state(list(trained_tensors(spec.tree(), WITH_MTP)), "float32", momentum=name == "sgd")
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 
@@ -158,7 +159,7 @@ def test_sgd_without_momentum_keeps_nothing() -> None:
     net = MIXTURE.reference()
     with_gradients(net)
     assert state_bytes(*steps("sgd", net)) == {}
-    assert optimizer_state(held_tensors(MIXTURE.tree()), "sgd", "float32").bytes == 0
+    assert optimizer("sgd").state(list(trained_tensors(MIXTURE.tree())), "float32").bytes == 0
 
 
 def test_the_comparison_with_torch_bites() -> None:
@@ -167,7 +168,7 @@ def test_the_comparison_with_torch_bites() -> None:
     net = spec.reference()
     with_gradients(net)
     measured = state_bytes(*steps("adafactor", net))
-    state = optimizer_state(held_tensors(decoder(vocab_size=51).tree()), "adafactor", "float32")
+    state = optimizer("adafactor").state(list(trained_tensors(decoder(vocab_size=51).tree())), "float32")
     assert held(state.states) != measured
 
 
@@ -177,7 +178,7 @@ def test_the_comparison_with_torch_bites() -> None:
 def test_adafactor_by_hand() -> None:
     """W [3, 5]: 3 + 5 numbers; b [3]: 3 numbers; two steps of 4 bytes."""
     tree = Node("model", Linear(5, 3, bias=True))
-    assert optimizer_state(held_tensors(tree), "adafactor", "bfloat16").states == {
+    assert optimizer("adafactor").state(list(trained_tensors(tree)), "bfloat16").states == {
         "row_var": 2 * 3,
         "col_var": 2 * 5,
         "variance": 2 * 3,
@@ -197,7 +198,7 @@ def test_adam8bit_by_hand(rows: int, columns: int, state: int, scales: int, maps
     """From the allocation in bitsandbytes (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state), not checked by
     running it.
     """
-    states = optimizer_state(held_tensors(Node("model", Linear(columns, rows))), "adam8bit", "float32").states
+    states = optimizer("adam8bit").state(list(trained_tensors(Node("model", Linear(columns, rows)))), "float32").states
     assert states == {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}
 
 
@@ -205,6 +206,6 @@ def test_shapes_of_stacks() -> None:
     assert ParamTensor((3, 4, 5), "matrix").size == 60
     stacked = MoE(num_experts=3, num_experts_per_tok=1, expert=FeedForward(intermediate_size=4, hidden_act="relu"))
     shapes = [
-        one.tensor.shape for one in held_tensors(decoder(feed_forward=stacked).tree()) if len(one.tensor.shape) == 3
+        one.tensor.shape for one in trained_tensors(decoder(feed_forward=stacked).tree()) if len(one.tensor.shape) == 3
     ]
     assert shapes == [(3, 4, 24), (3, 24, 4)]

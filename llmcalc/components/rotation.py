@@ -1,0 +1,56 @@
+"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: pairs of dimensions are rotated by an angle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
+    """position · θ^(−2i / dim), [positions, dim / 2]."""
+    import torch
+
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    return positions[:, None].float() * theta**-exponents
+
+
+def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False) -> Tensor:
+    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
+
+    back: whether it is undone, false by default.
+    """
+    end = start + x.shape[-2]
+
+    def turns() -> tuple[Tensor, Tensor]:
+        return _cos_sin(run.span(start, end, x.device), dim, theta, x)
+
+    cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
+    return _rotated_back(x, dim, cos, sin) if back else _rotated(x, dim, cos, sin)
+
+
+def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
+    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
+    return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
+
+
+def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    angles = angles_of(positions, dim, theta)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    import torch
+
+    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+
+
+def _rotated_back(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    import torch
+
+    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return torch.cat([left * cos + right * sin, right * cos - left * sin, rest], -1)

@@ -1,0 +1,82 @@
+"""The tensors of a model that training updates: what an optimizer has states for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ..algebra import Number, add, times
+from ..flow.tree import Node, Place
+from ..ops import ParamTensor
+from ..units import DTYPE_BITS, bits_to_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTensor:
+    """A trained tensor of the model.
+
+    kind: its component. times: number of identical tensors. path: the names of the nodes around it, without indices.
+    in_layer: whether it is inside one of the model's layers.
+    """
+
+    tensor: ParamTensor
+    kind: str
+    times: Number
+    path: str = ""
+    in_layer: bool = True
+
+    @property
+    def is_layer_matrix(self) -> bool:
+        """Whether it is the weight matrix of a linear layer inside the layers: two axes, so no stacked experts."""
+        return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
+
+
+def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+    """Yields every trained tensor, a tied one once; stacked experts are one tensor, as in the reference model."""
+    for place in tree.walk():
+        use = place.use
+        if use is not None and not (place.optional and place.optional not in include):
+            for tensor in use.tensors():
+                yield TrainedTensor(tensor, place.kind, place.times, _names(place), in_a_layer(place))
+
+
+def layers_of(tree: Node) -> tuple[str, ...]:
+    """The paths of the model's layers, without indices."""
+    return tuple(dict.fromkeys(_names(place) for place in tree.walk() if place.node.kind == "layer"))
+
+
+def _names(place: Place) -> str:
+    """The names of a node and of those around it, without indices."""
+    above = "" if place.above is None else _names(place.above)
+    return f"{above}.{place.node.name}".strip(".")
+
+
+def in_a_layer(place: Place | None) -> bool:
+    """Whether a node is inside one of the model's layers."""
+    while place is not None and place.node.kind != "layer":
+        place = place.above
+    return place is not None
+
+
+def bytes_of(elements: Number, dtype: str) -> Number:
+    """Bytes of a number of elements; formats narrower than a byte are packed."""
+    bits = DTYPE_BITS[dtype]
+    return elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits)
+
+
+def total(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
+    """The sum of a quantity over tensors."""
+    found: Number = 0
+    for one in tensors:
+        found = add(found, times(quantity(one.tensor), one.times))
+    return found
+
+
+def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
+    """The number of elements of these tensors."""
+    return total(tensors, lambda tensor: tensor.size)
+
+
+def count_of(tensors: Iterable[TrainedTensor]) -> Number:
+    """The number of these tensors."""
+    return total(tensors, lambda _: 1)

@@ -1,0 +1,157 @@
+"""Adafactor of `torch.optim` (torch/optim/_adafactor.py of torch 2.13): a matrix has one mean per row and one per
+column (Shazeer & Stern 2018, arXiv:1804.04235, §3); a vector has one value per element. Each tensor has a step count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...algebra import Number
+from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, total
+from ...ops import ParamTensor
+from ...workload.execution import OptimizerImplementation
+from .record import BY_TORCH, STEP_BYTES, Optimizer, States
+
+if TYPE_CHECKING:
+    from ...simulator.tensor import Dtype, Tensor
+    from .step import OptimizerStep, Trained
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Means of rows and of columns, or the whole second moment, and a step count."""
+    sizes = {"row_var": _rows, "col_var": _columns, "variance": _whole}
+    return {
+        **{name: bytes_of(total(tensors, size), dtype) for name, size in sizes.items()},
+        "step": STEP_BYTES * count_of(tensors),
+    }
+
+
+def _rows(tensor: ParamTensor) -> Number:
+    """Number of row means: the size without the last axis; 0 for a vector."""
+    return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
+
+
+def _columns(tensor: ParamTensor) -> Number:
+    """Number of column means: the size without the second to last axis; 0 for a vector."""
+    return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
+
+
+def _whole(tensor: ParamTensor) -> Number:
+    return tensor.size if len(tensor.shape) < 2 else 0
+
+
+def step(run: OptimizerStep) -> None:
+    """`Adafactor.step`. The step count of a tensor is on the host."""
+    trained = run.updated
+    for one in run.each(trained):
+        if not one.states:
+            with run.counted():
+                if _is_factored(one):
+                    one.states.append(_reduced(run, one.grad, -1, run.dtype))  # row_var
+                    one.states.append(_reduced(run, one.grad, -2, run.dtype))  # col_var
+                else:
+                    one.states.append(run.t.like(one.grad, dtype=run.dtype))  # variance
+    if run.implementation == "foreach":
+        _multi_tensor_adafactor(run, trained)
+    else:
+        _single_tensor_adafactor(run, trained)
+
+
+def _is_factored(one: Trained) -> bool:
+    """Whether the second moment is a product of row and column means; a vector has its own."""
+    return len(one.grad.shape) > 1
+
+
+def _reduced(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
+    """One value per index of the other axes; the axis stays, with one element."""
+    shape = list(x.shape)
+    shape[axis] = 1
+    return run.t.new(tuple(shape), dtype or x.dtype)
+
+
+def _norm(run: OptimizerStep, x: Tensor) -> None:
+    """The norm of a tensor, read by the host."""
+    run.t.new((), x.dtype)
+
+
+def _estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
+    """The product of row and column means."""
+    return run.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
+
+
+def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    """Everything that one tensor's update names lives on into the next tensor's."""
+    for one in run.each(trained):
+        grad = one.grad
+        _norm(run, one.tensor)
+        if _is_factored(one):
+            row_var, col_var = one.states
+            row_mean = _reduced(run, grad, -1)
+            run.write(row_var, row_mean)
+            col_mean = _reduced(run, grad, -2)
+            run.write(col_var, col_mean)
+            var_estimate = _estimate(run, row_var, col_var)
+            run.write(var_estimate, _reduced(run, row_var, -2))
+        else:
+            variance = one.states[0]
+            grad_squared = run.t.like(grad)
+            run.write(variance, grad_squared)
+            var_estimate = run.t.like(variance)
+        update = var_estimate
+        _norm(run, update)
+        run.write(one.tensor, update)
+
+
+def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    """Group after group; the updates of one group are still named while the next estimates are made."""
+    for group in _by_dtype_and_factors(run, trained):
+        for one in run.each(group):
+            _norm(run, one.tensor)
+        if _is_factored(group[0]):
+            row_means = [_reduced(run, one.grad, -1) for one in run.each(group)]
+            del row_means
+            col_means = [_reduced(run, one.grad, -2) for one in run.each(group)]
+            del col_means
+            var_estimates = [_estimate(run, *one.states) for one in run.each(group)]
+            row_var_means = [_reduced(run, one.states[0], -2) for one in run.each(group)]
+            del row_var_means
+        else:
+            grads_squared = [run.t.like(one.grad) for one in run.each(group)]
+            del grads_squared
+            var_estimates = [run.t.like(one.states[0]) for one in run.each(group)]
+        updates = var_estimates
+        for _, update in zip(run.each(group), updates, strict=True):
+            _norm(run, update)
+        run.write(group, updates)
+
+
+def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[Trained]) -> list[list[Trained]]:
+    """The groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
+    groups: dict[tuple[Dtype, bool], list[Trained]] = {}
+    for same in run.by_dtype(trained):
+        for one in same:
+            groups.setdefault((one.tensor.dtype, _is_factored(one)), []).append(one)
+    return list(groups.values())
+
+
+def built(
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+) -> Iterator[Any]:
+    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    import torch
+
+    yield torch.optim.Adafactor([one for one, _ in parameters], foreach=implementation == "foreach")
+
+
+OPTIMIZER = Optimizer(
+    name="adafactor",
+    implementations=("loop", "foreach"),
+    states=states,
+    step=step,
+    built=built,
+    reads_values=True,
+    note="a matrix has one mean per row and one per column, a vector its whole second moment",
+    per_element=lambda flat: (1, 0) if flat else None,
+    witness=BY_TORCH,
+)

@@ -1,0 +1,87 @@
+"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments of every element (Loshchilov & Hutter 2019,
+arXiv:1711.05101), and a step count of every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of
+from ...workload.execution import OptimizerImplementation
+from ..torch_version import is_older
+from .record import BY_TORCH, STEP_BYTES, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep, Trained
+
+ONE_INTERMEDIATE = (2, 1)
+"""The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Two moments and a step count."""
+    n = elements_of(tensors)
+    return {"exp_avg": bytes_of(n, dtype), "exp_avg_sq": bytes_of(n, dtype), "step": STEP_BYTES * count_of(tensors)}
+
+
+def step(run: OptimizerStep) -> None:
+    """`Adam.step`."""
+    update(run, run.updated)
+
+
+def update(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    """`Adam.step` of some parameters. A step count is on the host, except for fused; exp_avg_sq is the last state."""
+    from ...simulator.tensor import FLOAT32
+
+    for one in run.each(trained):
+        if not one.states:
+            with run.counted():
+                if run.implementation == "fused":
+                    one.states.append(run.t.new((), FLOAT32))  # step
+                one.states.append(run.t.like(one.tensor, dtype=run.dtype))  # exp_avg
+                one.states.append(run.t.like(one.tensor, dtype=run.dtype))  # exp_avg_sq
+    if run.implementation == "foreach":
+        _multi_tensor_adam(run, trained)
+    elif run.implementation == "loop":
+        _single_tensor_adam(run, trained)
+
+
+def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    """Every denominator of a group at once; those of the group before are still named while they are made.
+
+    Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
+    """
+    older = is_older(run.torch, ONE_INTERMEDIATE)
+    for group in run.by_dtype(trained):
+        exp_avg_sq_sqrt = [run.t.like(one.states[-1]) for one in run.each(group)]
+        denom = [run.t.like(one.states[-1]) for one in run.each(group)] if older else exp_avg_sq_sqrt
+        run.write(group, denom)
+
+
+def _single_tensor_adam(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    """The square root and its quotient, while the denominator of the tensor before is still named."""
+    for one in run.each(trained):
+        denom = run.t.like(run.t.like(one.states[-1]))
+        run.write(one.tensor, denom)
+
+
+def built(
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+) -> Iterator[Any]:
+    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    import torch
+
+    every = [one for one, _ in parameters]
+    yield torch.optim.AdamW(every, foreach=implementation == "foreach", fused=implementation == "fused")
+
+
+OPTIMIZER = Optimizer(
+    name="adamw",
+    implementations=("foreach", "fused", "loop"),
+    states=states,
+    step=step,
+    built=built,
+    by_element=True,
+    witness=BY_TORCH,
+)

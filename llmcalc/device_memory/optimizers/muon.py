@@ -1,0 +1,91 @@
+"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer for each weight matrix of a linear
+layer in the layers (Jordan 2024). AdamW updates embeddings, output head, norms, biases and other vectors, as in the
+documentation of torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own
+step is always a loop; the implementation is that of AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...workload.execution import OptimizerImplementation
+from . import adamw
+from .record import BY_TORCH, Optimizer, States
+
+if TYPE_CHECKING:
+    from ...simulator.tensor import Tensor
+    from .step import OptimizerStep, Trained
+
+ITERATIONS = 5
+"""Newton-Schulz iterations of a step."""
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """The momentum of matrices, and the states of AdamW."""
+    matrices = [one for one in tensors if one.is_layer_matrix]
+    others = [one for one in tensors if not one.is_layer_matrix]
+    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(others, dtype)}
+
+
+def step(run: OptimizerStep) -> None:
+    """`Muon.step`, with Nesterov momentum, and then that of AdamW."""
+    _muon(run, [one for one in run.updated if one.matrix])
+    adamw.update(run, [one for one in run.updated if not one.matrix])
+
+
+def _muon(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+    for one in run.each(trained):
+        if not one.states:
+            with run.counted():
+                one.states.append(run.t.like(one.grad, dtype=run.dtype))  # momentum_buffer
+    for one in run.each(trained):
+        update = run.t.like(one.grad, one.states[0])
+        update = _zeropower_via_newtonschulz(run, update)
+        run.write(one.tensor, update)
+
+
+def _zeropower_via_newtonschulz(run: OptimizerStep, grad: Tensor) -> Tensor:
+    """The orthogonalized update in bf16; a bf16 update is itself the first of the iterations' tensors."""
+    from ...simulator.tensor import BFLOAT16
+
+    ortho_grad = run.t.to(grad, BFLOAT16)
+    if grad.shape[0] > grad.shape[1]:
+        ortho_grad = run.t.transpose(ortho_grad, 0, 1)
+    run.write(ortho_grad, run.t.like(run.t.new((), BFLOAT16)))  # divided by its norm, which is at least eps
+    for _ in range(ITERATIONS):
+        gram_matrix = run.t.mm(ortho_grad, run.t.transpose(ortho_grad, 0, 1))
+        gram_update = run.t.addmm(gram_matrix, gram_matrix, gram_matrix)
+        ortho_grad = run.t.addmm(ortho_grad, gram_update, ortho_grad)
+    if grad.shape[0] > grad.shape[1]:
+        ortho_grad = run.t.transpose(ortho_grad, 0, 1)
+    return ortho_grad
+
+
+def built(
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+) -> Iterator[Any]:
+    """torch's optimizers of parameters, each with whether it is a matrix of a layer."""
+    import torch
+
+    matrices = [one for one, matrix in parameters if matrix]
+    others = [(one, False) for one, matrix in parameters if not matrix]
+    if matrices:
+        yield torch.optim.Muon(matrices)
+    if others:
+        yield from adamw.built(others, implementation, momentum)
+
+
+OPTIMIZER = Optimizer(
+    name="muon",
+    implementations=("foreach", "fused", "loop"),
+    states=states,
+    step=step,
+    built=built,
+    note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "
+    "biases and other vectors, and for stacked experts",
+    by_matrix=True,
+    per_element=lambda flat: (1, 1),
+    witness=BY_TORCH,
+)

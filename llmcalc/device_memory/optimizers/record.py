@@ -1,0 +1,116 @@
+"""The record of an optimizer: its states in closed form, its step without values, and what it was compared with.
+
+Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
+those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the
+optimizer updates, or the one that is asked for. Closed forms load no kernel: what a step needs of the simulator is
+imported when the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...algebra import Number, add
+from ...costs.trained_tensors import TrainedTensor
+from ...evidence import UNTESTED, Witness, by_torch
+from ...workload.execution import OptimizerImplementation
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+STEP_BYTES = 4
+"""Bytes of torch's step count per tensor, one fp32 number (on the host, unless fused or capturable)."""
+
+COMPARISON = "tests/device_memory/test_optimizer_steps.py"
+"""The test that compares the steps of optimizers."""
+
+BY_TORCH = by_torch(COMPARISON)
+"""The witness of an optimizer whose steps are compared with those of torch."""
+
+States: TypeAlias = dict[str, Number]
+"""The library's name of a state → its bytes."""
+
+
+def _as_the_sum(flat: bool) -> tuple[int, int] | None:
+    """Every element has the mean of the states of all tensors."""
+    return None
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What llmcalc knows of one optimizer.
+
+    name: the word of `--optimizer`.
+    implementations: how its library can run a step, the library's default on a GPU first.
+    states: (trained tensors, number format of states) → bytes of each state after the first step.
+    step: allocates and frees what one step does; at the first one it makes the states.
+    built: (parameters, each with whether it is a matrix of a layer; implementation; momentum) → torch's own optimizers,
+        which `verify` runs; None (default) where torch has none, which `not_in_torch` explains.
+    not_in_torch: why torch cannot run it; empty (default) where it can.
+    reads_values: whether a step reads values on the host, which the meta device does not have; false by default.
+    aliases: other names that `--optimizer` takes.
+    note: on tensors that have different states; empty (default) where all are alike.
+    has_momentum: whether `--momentum` switches its states on; false by default, and then its states are always there.
+    state_format: the number format of its states where it has a format of its own; empty (default) where it has that
+        of the tensors. state_format_note: why `--optimizer-dtype` does not apply.
+    by_element: whether it updates each element by itself, and so any shard of a tensor without the rest; false by
+        default.
+    by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
+    per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
+        and how many more any other element has; None (default) where estimates take the mean over all tensors.
+    witness: what its steps were compared with; by default nothing.
+    """
+
+    name: str
+    implementations: tuple[OptimizerImplementation, ...]
+    states: Callable[[Sequence[TrainedTensor], str], States]
+    step: Callable[[OptimizerStep], None]
+    built: Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None = None
+    not_in_torch: str = ""
+    reads_values: bool = False
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    has_momentum: bool = False
+    state_format: str = ""
+    state_format_note: str = ""
+    by_element: bool = False
+    by_matrix: bool = False
+    per_element: Callable[[bool], tuple[int, int] | None] = _as_the_sum
+    witness: Witness = UNTESTED
+
+    def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
+        """The state after the first step over these tensors.
+
+        dtype: number format of the states, unless the optimizer has its own. momentum: default False.
+        """
+        if self.has_momentum and not momentum:
+            return OptimizerState(self.name, "", {})
+        return OptimizerState(self.name, self.state_format or dtype, self.states(tensors, dtype), self.note)
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The state of an optimizer.
+
+    dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
+    states: the library's name of a state → its bytes; they add up to `bytes`.
+    split: a note on tensors that have different states; default empty.
+    """
+
+    name: str
+    dtype: str
+    states: States
+    split: str = ""
+
+    def with_more(self, other: OptimizerState) -> OptimizerState:
+        """The state of these tensors and of others."""
+        states = {name: add(size, other.states[name]) for name, size in self.states.items()}
+        return replace(self, states=states)
+
+    @property
+    def bytes(self) -> Number:
+        """All states together."""
+        return reduce(add, self.states.values(), 0)

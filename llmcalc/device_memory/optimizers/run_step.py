@@ -1,0 +1,38 @@
+"""Runs one step of an optimizer by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import InputError
+from ...simulator.aten import Aten
+from ...simulator.autograd import Graph
+from ...simulator.tensor import Dtype
+from ...workload.execution import OptimizerImplementation
+from .registry import optimizer
+from .step import OptimizerStep, Trained
+
+
+def run_step(
+    graph: Graph,
+    name: str,
+    trained: Sequence[Trained],
+    implementation: OptimizerImplementation | None = None,
+    momentum: bool = False,
+    dtype: Dtype | None = None,
+    torch: str = "",
+) -> None:
+    """Allocates and frees what one step of an optimizer does; at the first step its states are made, and stay.
+
+    name: of an optimizer, or an alias of one. trained: all parameters, in the model's order.
+    implementation: how the library runs the step; None (default) for the library's own.
+    momentum, dtype, torch: as in `OptimizerStep`.
+    Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
+    """
+    record = optimizer(name)
+    chosen = implementation or record.implementations[0]
+    if chosen not in record.implementations:
+        known = " or ".join(record.implementations)
+        raise InputError(f"--optimizer-impl {chosen}: {name} does not have it; expected {known}")
+    with graph.no_grad():
+        record.step(OptimizerStep(Aten(graph), trained, chosen, momentum, dtype, torch))

@@ -1,0 +1,55 @@
+"""SGD of `torch.optim` (torch/optim/sgd.py of torch 2.13): with momentum one buffer of every element, else no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...workload.execution import OptimizerImplementation
+from .record import BY_TORCH, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """The momentum buffers."""
+    return {"momentum_buffer": bytes_of(elements_of(tensors), dtype)}
+
+
+def step(run: OptimizerStep) -> None:
+    """`SGD.step` without weight decay: momentum buffers are the first gradients' copies, and nothing else is made.
+
+    Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
+    """
+    if run.momentum:
+        groups = run.by_dtype(run.updated) if run.implementation == "foreach" else [run.updated]
+        for group in groups:
+            for one in run.each(group):
+                if not one.states:
+                    with run.counted():
+                        one.states.append(run.t.like(one.grad, dtype=run.dtype))  # momentum_buffer
+
+
+def built(
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+) -> Iterator[Any]:
+    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    import torch
+
+    every, foreach, fused = [one for one, _ in parameters], implementation == "foreach", implementation == "fused"
+    yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=fused)
+
+
+OPTIMIZER = Optimizer(
+    name="sgd",
+    implementations=("foreach", "fused", "loop"),
+    states=states,
+    step=step,
+    built=built,
+    has_momentum=True,
+    state_format_note="without --momentum it keeps no state",
+    by_element=True,
+    witness=BY_TORCH,
+)

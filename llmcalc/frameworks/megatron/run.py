@@ -1,0 +1,39 @@
+"""A run over devices, as Megatron-LM's record answers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.device_memory import DeviceMemory
+from ...device_memory.estimate import Memory
+from ...parallel.layout import ALONE
+from ..framework import RunOnRanks
+from . import rank_memory as replay
+from .settings_from_options import settings_of, settings_on
+
+
+def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+    """The memory of one rank, replayed."""
+    return replay.rank_memory(run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.shared(runtime))
+
+
+def check(memory: Memory, version: str) -> None:
+    """Raises `InputError` for a run that Megatron-LM does not have on any layout."""
+    settings_of(memory, ALONE, version)
+
+
+def document(run: RunOnRanks) -> Mapping[str, Any]:
+    """Number formats and kernels that follow from Megatron-LM's arguments."""
+    settings = settings_on(run, run.memory.runtime)
+    fused, weights = settings.cross_entropy_loss_fusion, run.memory.states.dtype
+    return {
+        "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},
+        "execution": {
+            "norm": "fused",
+            "optimizer_impl": "fused",
+            "cross_entropy": "fused" if fused else "eager",
+            "logits_dtype": weights if fused else "float32",
+        },
+    }

@@ -1,0 +1,13 @@
+"""torch's operations on tensors without values: the shape and strides of each result, and what its backward saves.
+
+Formulas of gradients: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.cpp of torch 2.13. The
+temporaries of a C++ expression live until its end, so a backward function here names each of them.
+"""
+
+from __future__ import annotations
+
+from .look_ups import LookUps
+
+
+class Aten(LookUps):
+    """torch's operations, recorded in one graph."""

@@ -1,0 +1,226 @@
+"""Operations on each element by itself, and sums over an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..autograd import record
+from ..strides import Shape, broadcast
+from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
+from .views import Views, result_type
+
+SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin"})
+"""Elementwise functions whose gradient is computed from their input, by one kernel."""
+
+SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
+"""Elementwise functions whose gradient is computed from their output, by one kernel."""
+
+
+class Elementwise(Views):
+    """Operations on each element by itself, and sums over an axis."""
+
+    # --- elementwise -------------------------------------------------------------------------------------------------
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return record(self.graph, "add", (a, b), self.like(a, b), lambda g, _: (g, g))
+
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        return record(
+            self.graph, "sub", (a, b), self.like(a, b), lambda g, needs: (g, self.like(g) if needs[1] else None)
+        )
+
+    def add_to(self, a: Tensor, b: Tensor) -> Tensor:
+        """a += b, in a's storage."""
+        made = Tensor(a.shape, a.dtype, a.storage, a.strides)
+        return record(self.graph, "add_", (a, b), made, lambda g, _: (g, g))
+
+    def add_number(self, x: Tensor) -> Tensor:
+        """x plus a number."""
+        return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
+
+    def scale(self, x: Tensor, name: str = "mul") -> Tensor:
+        """x times a number, or its negative."""
+        return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        saves = saved_factors(a, b)
+
+        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return (
+                self.like(g, saved[0]) if needs[0] else None,
+                self.like(g, saved[-1]) if needs[1] else None,
+            )
+
+        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), back, *saves)
+
+    def div(self, a: Tensor, b: Tensor) -> Tensor:
+        saves = (b, a) if b.needs_grad else (b,)
+
+        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            of_b = self._of_divisor(g, *saved) if needs[1] else None
+            return self.like(g, saved[0]) if needs[0] else None, of_b
+
+        return record(self.graph, "div", (a, b), lambda: self.like(a, b), back, *saves)
+
+    def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
+        """−g · ((a / b) / b)."""
+        ratio = self.like(a, b)
+        again, negative = self.like(ratio, b), self.like(g)
+        return self.like(negative, again)
+
+    def square(self, x: Tensor) -> Tensor:
+        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            power = self.like(x)
+            doubled = self.like(power)
+            return (self.like(g, doubled),)
+
+        return record(self.graph, "pow", (x,), lambda: self.like(x), back, x)
+
+    def rsqrt(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+
+        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            scaled, power = self.like(g), self.like(out)
+            return (self.like(scaled, power),)
+
+        return record(self.graph, "rsqrt", (x,), out, back, out)
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+
+        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            doubled = self.like(out)
+            return (self.like(g, doubled),)
+
+        return record(self.graph, "sqrt", (x,), out, back, out)
+
+    def expm1(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+
+        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            slope = self.like(out)
+            return (self.like(g, slope),)
+
+        return record(self.graph, "expm1", (x,), out, back, out)
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """x, but at least a number."""
+
+        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            above = self.compare(x)
+            return (self._chosen(g, above),)
+
+        return record(self.graph, "clamp", (x,), lambda: self.like(x), back, x)
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        def back(g: Tensor, needs: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(self._of_smaller(g, a, b) if need else None for need in needs)
+
+        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), back, a, b)
+
+    def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
+        equal, half = self.compare(a, b), self.like(g)
+        made = self.like(equal, half, g, dtype=g.dtype)
+        larger = self.compare(a, b)
+        del larger
+        return made
+
+    def exp(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+        return record(self.graph, "exp", (x,), out, lambda g, _, out: (self.like(g, out),), out)
+
+    def function(self, name: str, x: Tensor) -> Tensor:
+        """An elementwise function whose gradient is one kernel."""
+        out = self.like(x)
+        if name in SAVES_OUTPUT:
+            return record(self.graph, name, (x,), out, lambda g, _, out: (self.like(g, out),), out)
+        assert name in SAVES_INPUT, name
+        return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
+
+    def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
+        shape = broadcast(x.shape, mask.shape)
+        return record(
+            self.graph,
+            "masked_fill",
+            (x,),
+            lambda: self.graph.new(shape, x.dtype),
+            lambda g, _, m: (self.graph.new(g.shape, g.dtype),),
+            mask,
+        )
+
+    def compare(self, *xs: Tensor) -> Tensor:
+        """A comparison or a logical operation: no gradient."""
+        return self.like(*xs, dtype=BOOL)
+
+    def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        def back(g: Tensor, needs: Needs, condition: Tensor) -> Sequence[Gradient]:
+            return tuple(self._chosen(g, condition) if need else None for need in needs)
+
+        return record(
+            self.graph,
+            "where",
+            (a, b),
+            lambda: self.like(condition, a, b, dtype=result_type(a, b)),
+            back,
+            condition,
+        )
+
+    def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
+        """The gradient where the condition holds, else a zero, which is a tensor of its own."""
+        zero = self.graph.new((), g.dtype)
+        return self.like(g, condition, zero, dtype=g.dtype)
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Dropout in training, by one kernel, which keeps a mask of one byte for each element."""
+        out, mask = self.like(x), self.like(x, dtype=BOOL)
+        return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
+
+    # --- reductions --------------------------------------------------------------------------------------------------
+
+    def _reduced(self, x: Tensor, axis: int, keep: bool) -> Shape:
+        axis = axis % len(x.shape)
+        return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
+
+    def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
+        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(before, g.dtype),))
+
+    def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
+        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        axis = axis % len(before)
+
+        def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
+            return (self.expand(g if keep else self.unsqueeze(g, axis), before),)
+
+        return record(self.graph, "sum", (x,), out, back)
+
+    def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+        """Over the last axis."""
+        out = self.graph.new(x.shape, x.dtype if dtype is None else dtype)
+        return record(self.graph, "softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out)
+
+    def log_softmax(self, x: Tensor) -> Tensor:
+        out = self.graph.new(x.shape, x.dtype)
+        return record(
+            self.graph, "log_softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out
+        )
+
+    def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
+        """The mean of the negative log-probabilities of the labels."""
+        out, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
+        return record(
+            self.graph,
+            "nll_loss",
+            (logs,),
+            out,
+            lambda g, _, logs, *__: (self.graph.new(logs.shape, logs.dtype),),
+            logs,
+            labels,
+            weight,
+        )
+
+
+def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """What a product saves: each factor whose gradient is wanted needs the other one."""
+    return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

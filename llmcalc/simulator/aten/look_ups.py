@@ -1,0 +1,101 @@
+"""Elements and rows by their indices: look-ups, the highest values, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...algebra import Number
+from ..autograd import record
+from ..strides import Shape
+from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
+from .products import Products
+
+
+class LookUps(Products):
+    """Elements and rows by their indices."""
+
+    def embedding(self, weight: Tensor, index: Tensor) -> Tensor:
+        shape = weight.shape
+        return record(
+            self.graph,
+            "embedding",
+            (weight,),
+            lambda: self.graph.new((*index.shape, shape[1]), weight.dtype),
+            lambda g, _, index: (self.graph.new(shape, g.dtype),),
+            index,
+        )
+
+    def gather(self, x: Tensor, index: Tensor) -> Tensor:
+        """The elements of the last axis at these indices."""
+        shape = x.shape
+        return record(
+            self.graph,
+            "gather",
+            (x,),
+            lambda: self.graph.new(index.shape, x.dtype),
+            lambda g, _, *__: (self._scattered(shape, g.dtype),),
+            index,
+            x,
+        )
+
+    def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
+        """x with other elements at these indices of the last axis: those of `source`, or a constant."""
+        shapes = x.shape, index.shape
+
+        def back(g: Tensor, needs: Needs, _: Tensor) -> Sequence[Gradient]:
+            return [
+                self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)
+            ]
+
+        ins = (x,) if source is None else (x, source)
+        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), back, index)
+
+    def index_select(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows of x, by indices of any number of axes."""
+        shape = x.shape
+        return record(
+            self.graph,
+            "index_select",
+            (x,),
+            lambda: self.graph.new((*index.shape, *shape[1:]), x.dtype),
+            lambda g, _, index: (self._scattered(shape, g.dtype),),
+            index,
+        )
+
+    def _scattered(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """A gradient written into zeros; out of place under a TorchDispatchMode, as the graph adds gradients."""
+        zeros = self.graph.new(shape, dtype)
+        return zeros if self.graph.adds_in_place else self.like(zeros)
+
+    def topk(self, x: Tensor, k: Number, axis: int = -1) -> tuple[Tensor, Tensor]:
+        """The k highest values of an axis, and their indices."""
+        axis = axis % len(x.shape)
+        shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+        values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
+        made = record(
+            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices
+        )
+        return made, indices
+
+    def histogram(self, x: Tensor, bins: Number) -> Tensor:
+        """How often each of the integers 0 … bins − 1 is there, counted in float32."""
+        numbers = self.to(x, FLOAT32)
+        return self.graph.new((bins,), numbers.dtype)
+
+    def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers in rising order, and the indices that they were at."""
+        return self.like(x), self.graph.new(x.shape, INT64)
+
+    def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
+        """The sum of source's rows at each index, into `rows` rows of zeros."""
+        zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
+        shape = source.shape
+        return record(
+            self.graph,
+            "index_add",
+            (source,),
+            lambda: self.like(zeros),
+            lambda g, _, index, source: (self.graph.new(shape, g.dtype),),
+            index,
+            source,
+        )

@@ -1,0 +1,175 @@
+"""Products of matrices, linear layers and convolutions, with the copies that autocast makes of what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...algebra import Number, same
+from .. import strides as layout
+from ..autograd import record
+from ..strides import Shape, broadcast, count, is_one
+from ..tensor import FLOAT32, Gradient, Needs, Tensor
+from .elementwise import Elementwise, saved_factors
+
+
+class Products(Elementwise):
+    """Products of matrices, linear layers and convolutions."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        """[n, k] times [k, m]."""
+        saves = saved_factors(a, b)
+        alike = _like_matrix(a), _like_matrix(b)
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[1] else None
+            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[0] else None, of_b)
+
+        return record(
+            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), back, *saves
+        )
+
+    def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """bias plus [n, k] times [k, m]."""
+        saves = saved_factors(a, b)
+        alike = _like_matrix(a), _like_matrix(b)
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[1] else None
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[2] else None
+            return g if needs[0] else None, of_a, of_b
+
+        return record(
+            self.graph,
+            "addmm",
+            (bias, a, b),
+            lambda: self.graph.made("addmm", (a.shape[0], b.shape[1]), a.dtype),
+            back,
+            *saves,
+        )
+
+    def _low(self, x: Tensor) -> Tensor:
+        """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
+
+        A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
+        aten/src/ATen/autocast_mode.cpp, `cached_cast`.
+        """
+        low = self.graph.autocast
+        if low is None or x.dtype is not FLOAT32:
+            return x
+        if not x.leaf:
+            return self.to(x, low)
+        if id(x) not in self.graph.casts:
+            self.graph.casts[id(x)] = x, self.to(x, low)
+        return self.graph.casts[id(x)][1]
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """[n, k] times [k, m], in the type of autocast."""
+        low_b = self._low(b)
+        return self.mm(self._low(a), low_b)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x·Wᵀ + b; weight: [out, in]."""
+        if self.graph.autocast is None:
+            return self._linear(x, weight, bias)
+        low_bias = None if bias is None else self._low(bias)
+        low_weight = self._low(weight)
+        return self._linear(self._low(x), low_weight, low_bias)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
+        if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
+            flat = self.reshape(x, (count(rows), x.shape[-1]))
+            return self.reshape(self.addmm(bias, flat, turned), (*rows, weight.shape[0]))
+        if self._folds(x, weight):
+            out = self.reshape(self.mm(self.reshape(x, (count(rows), x.shape[-1])), turned), (*rows, weight.shape[0]))
+        else:
+            out = self._matmul(x, turned)
+        return out if bias is None else self.add(out, bias)
+
+    def _folds(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether a product of rows is one of a matrix: always if the weight is trained, else if x need not be copied.
+
+        Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
+        """
+        if weight.needs_grad or not self.graph.enabled:
+            return True
+        sides = range(len(x.shape) - 2)
+        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in sides)
+
+    def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, by a matrix of its own."""
+        saves = (*saved_factors(a, b), ends)
+        shapes = a.shape, b.shape
+        _, ins, outs = b.shape
+        ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
+        strides = (ins * outs, 1, ins) if ordered else None
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
+            return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
+
+        made = shapes[0][0], outs
+        return record(
+            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", made, a.dtype), back, *saves
+        )
+
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        """[n, r, k] times [n, k, c]."""
+        saves = saved_factors(a, b)
+        shapes = a.shape, b.shape
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype) if needs[1] else None
+            return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
+
+        shape = a.shape[0], a.shape[1], b.shape[2]
+        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
+
+    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """bias plus [n, r, k] times [n, k, c]."""
+        saves = saved_factors(a, b)
+        shapes = a.shape, b.shape
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], g.dtype) if needs[1] else None
+            return g if needs[0] else None, of_a, self.graph.new(shapes[1], g.dtype) if needs[2] else None
+
+        shape = a.shape[0], a.shape[1], b.shape[2]
+        return record(
+            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), back, *saves
+        )
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Products of the last two axes; the axes before them are the same, or broadcast."""
+        low_b = self._low(b)
+        return self._matmul(self._low(a), low_b)
+
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        before = broadcast(a.shape[:-2], b.shape[:-2])
+        n = count(before)
+        a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
+        b3 = self.reshape(self.expand(b, (*before, *b.shape[-2:])), (n, *b.shape[-2:]))
+        return self.reshape(self.bmm(a3, b3), (*before, a.shape[-2], b.shape[-1]))
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
+        """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
+        low_bias = None if bias is None else self._low(bias)
+        low_weight = self._low(weight)
+        return self._convolution(self._low(x), low_weight, low_bias, length)
+
+    def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
+        shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
+        shapes = [each.shape for each in ins]
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
+
+        return record(
+            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), back, x, weight
+        )
+
+
+def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
+    """The shape and strides of a matrix's gradient: stored by columns where the matrix is (`mm_mat1_backward`)."""
+    by_columns = is_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    return x.shape, (1, x.shape[0]) if by_columns else None

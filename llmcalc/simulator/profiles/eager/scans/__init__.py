@@ -1,0 +1,18 @@
+"""Recurrent parts as they are trained: by the kernels that their authors publish, not by the reference's loop.
+
+A part whose published module computes the same runs as that module does, line by line. Another part (extra norms,
+another activation) runs its own steps, and the published kernel of its scan among them. All parameters are in the run's
+type, as after `model.to(dtype)`. The local variables of a method stand for those of the published forward: each keeps
+its tensor until the module returns; one whose name begins with an underscore is only held.
+"""
+
+from __future__ import annotations
+
+from .decays import DecayKernels
+from .delta_rules import DeltaRuleKernels
+from .mamba import MambaKernels
+from .rglru import RgLruKernels
+
+
+class ScanKernels(MambaKernels, DeltaRuleKernels, DecayKernels, RgLruKernels):
+    """Recurrences over the tokens."""

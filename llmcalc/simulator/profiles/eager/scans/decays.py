@@ -1,0 +1,123 @@
+"""Recurrences of a state that decays: lightning attention, mLSTM, RWKV-4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import PUBLISHED
+from .....evidence import compared
+from .....flow.program import Step
+from .....ops import DecayScan, LightningCore, MatrixMemory
+from ....published import lightning_attn, mlstm_kernels, rwkv
+from ....tensor import FLOAT32, INT64, Tensor
+from .module_steps import Steps
+from .modules import ScanModules
+
+
+class DecayKernels(ScanModules):
+    """Lightning attention, mLSTM, RWKV-4."""
+
+    @compared(PUBLISHED)
+    def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
+        """`LightningAttention.forward` of the reference, with the library's kernel."""
+        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        assert isinstance(op, LightningCore)
+        if self.continues:
+            return self.by_token(steps, x)
+        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
+        del made
+        out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
+        if self.store is not None:  # the kernel returns no state
+            self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
+            _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
+            del _state
+        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        opened = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        return self.projected(steps["o_proj"], t.mul(opened, normed))
+
+    def by_token(self, steps: Steps, x: Tensor) -> Tensor:
+        """LightningReference.forward: one token after the other, from a state."""
+        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        assert isinstance(op, DecayScan)
+        _held = self.held("recurrent_state")
+        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
+        del made
+        out, state = self._tokens(q, k, v)
+        self.keep("recurrent_state", state)
+        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        gated = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        gated = t.mul(gated, normed)
+        return self.projected(steps["o_proj"], gated)
+
+    def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
+        t, (batch, heads, tokens, size) = self.t, q.shape
+        slope = self._slopes(heads)
+        held = self.held("recurrent_state")
+        assert held is not None
+        state, out = held[0], []
+        q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
+        if tokens > 1:
+            out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
+        for _ in range(min(tokens, 2)):
+            faded = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
+            state = t.add(faded, t.matmul(t.transpose(k, -1, -2), v))
+            del faded
+        out.append(t.matmul(q, state))
+        return t.cat(out, 2), state
+
+    def _slopes(self, heads: Any) -> Tensor:
+        return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
+
+    @compared(PUBLISHED)
+    def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+        """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, MatrixMemory)
+        rows = x.shape[1] if self.store is None else op.chunk
+        if not mlstm_kernels.supports(rows, op.chunk):
+            found, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
+            raise self.unsupported(
+                f"mlstm_kernels has no kernel for {found}; expected powers of two from {least}", "core"
+            )
+        q, k, v = (self.projected(steps[name], x) for name in "qkv")
+        opened = self.projected(steps["ogate"], x)
+        entry, forget = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
+        q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
+        v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
+        entry, forget = t.transpose(entry, 1, 2), t.transpose(forget, 1, 2)
+        if self.store is None:
+            h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, entry, forget, op.chunk)
+        else:
+            h, _states = mlstm_kernels.mlstm_with_states(
+                t, q, k, v, entry, forget, op.chunk, self._memory(steps["recurrent_state"])
+            )
+            self.states(steps["recurrent_state"], *self.memory_shapes(op))
+        h = t.transpose(h, 1, 2)
+        norm = steps["norm"]
+        normed = self.norm(t.flatten(h, 2), norm.how["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
+        out = t.mul(t.function("sigmoid", opened), normed)
+        return self.projected(steps["out_proj"], out)
+
+    def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
+        """The memory, its normalizer and the largest exponent of each head."""
+        return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
+
+    def _memory(self, state: Step) -> list[Tensor] | None:
+        """The states in float32; None at the first token."""
+        held = self.held(state.name)
+        return None if held is None else [self.t.to(x, FLOAT32) for x in held]
+
+    def _capped(self, x: Tensor) -> Tensor:
+        """cap · tanh(x / cap)."""
+        return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
+
+    @compared(PUBLISHED)
+    def scan_wkv(self, step: Step) -> None:
+        key, value, first, decay = map(self.get, step.ins)
+        state, size = self.own("recurrent_state"), key.shape[-1:]
+        self.states(state, size, size, size)
+        kept = self.store is not None
+        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value, kept))

@@ -1,0 +1,94 @@
+"""The delta rules: gated DeltaNet (Yang 2024, arXiv:2412.06464) and Kimi delta attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import PUBLISHED
+from .....evidence import compared
+from .....ops import DeltaRule
+from ....published import fla
+from ....tensor import Tensor
+from .module_steps import Steps
+from .modules import ScanModules
+
+
+class DeltaRuleKernels(ScanModules):
+    """Gated DeltaNet and Kimi delta attention."""
+
+    @compared(PUBLISHED)
+    def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
+        assert isinstance(steps["core"].op, DeltaRule)
+        return (self.kimi_delta if steps["core"].op.by_channel else self.gated_delta)(steps, x)
+
+    def gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
+        """fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, DeltaRule)
+        if self.store is None:
+            parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            widths = [part.shape[-1] for part in parts]
+            qkv = t.cat(parts)
+            del parts
+            kernel = steps["conv1d"].how["kernel"]
+            qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
+            qkv = fla.causal_conv1d(t, qkv, qkv_weight)
+            q, k, v = t.split(qkv, widths)
+        else:
+            self._keep_convolved(steps)
+            q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+        q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+        beta = self.projected(steps["b_proj"], x)
+        a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
+        gate = self.projected(steps["a_proj"], x)
+        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        if self.store is not None and x.shape[1] <= fla.FEW:
+            o = fla.fused_recurrent(t, v)
+        else:
+            o = fla.chunk_gated_delta_rule(t, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
+        if self.store is None:
+            del gate
+        g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
+        has_bias = steps["norm"].how["spec"].has_bias
+        weight = self.weight("norm.weight", (op.value_dim,))
+        bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
+        o = fla.layer_norm_gated(t, o, g, weight, bias, self.accelerator)
+        o = t.flatten(o, 2)
+        return self.projected(steps["o_proj"], o)
+
+    def _keep_convolved(self, steps: Steps) -> None:
+        """The last inputs of the three convolutions of a delta rule's layer, as one tensor."""
+        conv = steps["conv1d"]
+        self.states(steps["conv_state"], (conv.outs[0].width, conv.how["kernel"]))
+
+    def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
+        """The weight of one of the three convolutions of a delta rule's layer."""
+        return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
+
+    def kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
+        """fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, DeltaRule)
+        self._keep_convolved(steps)
+        q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+        g = self._gate("f", steps, x)
+        beta = self.projected(steps["b_proj"], x)
+        q, k, v, g = (self.by_head(each, op.key_dim) for each in (q, k, v, g))
+        a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
+        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        few = self.store is not None and x.shape[1] <= fla.FEW
+        o = fla.fused_recurrent(t, v) if few else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
+        weight = self.weight("norm.weight", (op.value_dim,))
+        o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
+        o = t.flatten(o, 2)
+        return self.projected(steps["o_proj"], o)
+
+    def _convolved(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+        y = self.projected(steps[f"{name}_proj"], x)
+        return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].how["kernel"]))
+
+    def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+        """The projection of a gate: one linear layer, or two of low rank."""
+        if f"{name}_proj" in steps:
+            return self.projected(steps[f"{name}_proj"], x)
+        return self.projected(steps[f"{name}_b_proj"], self.projected(steps[f"{name}_a_proj"], x))

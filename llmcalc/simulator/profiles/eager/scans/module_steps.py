@@ -1,0 +1,46 @@
+"""The steps of a module, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .....flow.program import Alternatives, Item, Scope, Step
+
+
+class Steps:
+    """The steps of a module, without those of modules in it; of alternatives, the first branch.
+
+    named: name → step. acts: the names of its activations, in their order.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.all = list(own_steps(scope))
+        self.named = {step.name: step for step in self.all if step.name}
+        self.acts = [step.how["kind"] for step in self.all if step.verb == "act"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    def __getitem__(self, name: str) -> Step:
+        return self.named[name]
+
+
+def own_steps(scope: Scope) -> Iterator[Step]:
+    """The steps of a module, without those of modules in it; of alternatives, those of the first branch."""
+    for item in scope.items:
+        if isinstance(item, Alternatives):
+            yield from own_steps(next(iter(item.branches.values())))
+        elif isinstance(item, Step):
+            yield item
+
+
+def every_step(items: list[Item]) -> Iterator[Step]:
+    """Every step of these items, of all alternatives."""
+    for item in items:
+        if isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from every_step(branch.items)
+        elif isinstance(item, Scope):
+            yield from every_step(item.items)
+        else:
+            yield item

@@ -1,0 +1,197 @@
+"""Modules with a recurrence over the tokens: how one runs at once, and the layers that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .....algebra import exact_div, is_zero
+from .....components.base import BY_TORCH, PUBLISHED
+from .....evidence import compared
+from .....flow.program import Scope, Step
+from .....ops import State
+from .....workload.rows import TOKENS
+from ....published import causal_conv1d
+from ....published.function import H100, Accelerator, Optional
+from ....strides import is_one
+from ....tensor import FLOAT32, Tensor
+from ..basic import BasicKernels
+from ..convolution import ConvolutionKernels
+from .module_steps import Steps, every_step, own_steps
+
+
+class ScanModules(ConvolutionKernels, BasicKernels):
+    """Modules with a recurrence over the tokens: how one runs at once, and what they share.
+
+    accelerator: what kernels ask of the device that runs them.
+    left: what a module keeps after it ran, until it runs again.
+    """
+
+    accelerator: Accelerator = H100
+
+    def __init__(self, *run: Any, **how: Any) -> None:
+        super().__init__(*run, **how)
+        self.left: dict[Any, Tensor] = {}
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        """The kernels that run a module at once: those of the scan in it."""
+        for step in own_steps(scope):
+            if step.verb not in ("core", "scan"):
+                continue
+            kind = type(step.op).__name__ if step.verb == "core" else step.how.get("kind", "")
+            run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
+            if run is not None:
+                return lambda: self.at_once(scope, run)
+        return super().whole(scope)
+
+    @property
+    def one_further(self) -> bool:
+        """Whether one token runs, after earlier passes."""
+        return self.continues and is_one(self.sight.new(TOKENS))
+
+    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+        """Runs all steps of a module as `run` does, and binds the output of the last."""
+        assert scope.reads is not None
+        self._trains()
+        steps = Steps(scope)
+        self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
+        for step in steps.all:
+            if step.verb == "state" and self.store is not None and self.held(step.name) is None:
+                raise self.unsupported("no kernels that keep this state", step.name)
+        for step in every_step(scope.items):
+            for value in step.ins:
+                if self.last.get(id(value.storage)) == id(step):
+                    self.forget(value.storage)
+
+    def _trains(self) -> None:
+        """Raises `Unsupported` where kernels would read other types."""
+        if self.graph.autocast is not None:
+            raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
+
+    def projected(self, step: Step, x: Tensor) -> Tensor:
+        """A linear layer."""
+        return self.multiplied(step, x, self.matrix(step), self.bias(step))
+
+    def raw(self, step: Step) -> Tensor:
+        """The weight of a linear layer that a published module reads itself, instead of calling the layer."""
+        if self.adapters is not None and (self.adapters.base != "none" or step.name in self.adapters.targets):
+            raise self.unsupported(
+                "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
+                step.name,
+            )
+        return self.matrix(step)
+
+    def bias(self, step: Step) -> Tensor | None:
+        """The bias of a linear layer or of a convolution."""
+        return self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.how["bias"] else None
+
+    def filters(self, step: Step) -> Tensor:
+        """The weight of a convolution that keeps channels apart: rearrange(weight, "d 1 w -> d w")."""
+        width, kernel = step.outs[0].width, step.how["kernel"]
+        return self.t.reshape(self.weight(f"{step.name}.weight", (width, 1, kernel)), (width, kernel))
+
+    def by_head(self, x: Tensor, size: Any) -> Tensor:
+        """rearrange(x, "... (h d) -> ... h d")."""
+        return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+
+    def decay(self, shape: tuple[Any, ...]) -> Tensor:
+        """A = -exp(A_log.float())."""
+        return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
+
+    def causal_conv(self, step: Step, x: Tensor, kind: str | None = None) -> Tensor:
+        """A causal convolution and the activation after it, none by default. x: [batch, channels, tokens].
+
+        For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
+        """
+        t, kernel = self.t, step.how["kernel"]
+        if 2 <= kernel <= 4:
+            y = causal_conv1d.causal_conv1d_fn(t, x, self.filters(step), self.bias(step))
+            return y if kind in (None, "silu") else self.activated(y, kind)
+        weight = self.weight(f"{step.name}.weight", (step.outs[0].width, 1, kernel))
+        y = t.slice(t.convolution(x, weight, self.bias(step), x.shape[2] + kernel - 1), x.shape[2])
+        return y if kind is None else self.activated(y, kind)
+
+    @compared(BY_TORCH)
+    def do_conv(self, step: Step) -> None:
+        if is_zero(getattr(step.op, "padding", 0)):
+            super().do_conv(step)
+            return
+        self._trains()
+        x, state = self.channels(step), step.how["state"]
+        by_kernel = 2 <= step.how["kernel"] <= 4 and not self.one_further
+        if self.store is None or not by_kernel:
+            y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
+        else:
+            self.keep_inputs(self.own(state), x)
+            y = self.causal_conv(step, x)
+        self.set(step.outs[0], self.t.transpose(y, 1, 2))
+
+    def conv_with_state(self, step: Step, x: Tensor, state: str, kept: Any = None) -> Tensor:
+        """CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
+        t, kernel, held = self.t, step.how["kernel"], self.held(state)
+        kept = kernel if kept is None else kept
+        width, tokens = step.outs[0].width, x.shape[2]
+        weight = self.conv_weight(step, (width, 1, kernel))
+        if held is None:
+            out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
+            seen = t.pad(x, tokens + kept)
+        else:
+            seen = t.cat([held[0], x])
+            out = t.convolution(t.slice(seen, tokens + kernel - 1), weight, self.bias(step), tokens)
+        self.keep(state, t.slice(seen, kept))
+        return out
+
+    def conv_weight(self, step: Step, shape: Any) -> Tensor:
+        """The filters of a convolution; those of queries, keys and values, which are three parameters, as one."""
+        parts = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
+        if parts[0] in self.weights:
+            return self.in_pool(shape, self.dtype)
+        return self.weight(f"{step.name}.weight", shape)
+
+    def keep_inputs(self, state: Step, x: Tensor) -> None:
+        """conv_state.copy_(F.pad(x, (kernel - tokens, 0))): the last inputs of a convolution, [batch, channels, ·]."""
+        if self.store is not None:
+            assert isinstance(state.op, State)
+            kept = exact_div(state.op.size, x.shape[1])
+            self.states(state, (x.shape[1], kept))
+            _padded = self.t.new((*x.shape[:2], kept), x.dtype)
+
+    def final_state(self, state: Step, *shape: Any) -> Optional:
+        """The tensor that a kernel writes the last state into: that of the cache, or one that is copied there."""
+        first = self.held(state.name) is None
+        made = self.states(state, shape)
+        if not made or first:
+            return made[0] if made else None
+        return self.graph.new((self.sight.batch, *shape), made[0].dtype)
+
+    def channels(self, step: Step) -> Tensor:
+        """The input of a convolution, [batch, channels, tokens]."""
+        return self.t.transpose(self.flat(step.ins[0]), 1, 2)
+
+    def _normed_by(self, step: Step, x: Tensor) -> Tensor:
+        return self.norm(x, step.how["spec"], step.name, x.shape[-1:])
+
+    @compared(PUBLISHED)
+    def do_scan(self, step: Step) -> None:
+        """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
+        run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.how['kind']}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for a scan of the kind '{step.how['kind']}'", step.name)
+        self._trains()
+        run(step)
+
+    def own(self, name: str) -> Step:
+        """The step of that name in the module that runs."""
+        return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
+
+    @compared(BY_TORCH)
+    def do_shift(self, step: Step) -> None:
+        t, x, state = self.t, self.get(step.ins[0]), step.how["state"]
+        held = self.held(state)
+        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if held is None else held[0]
+        self.keep(state, t.slice(x, 1, 1))
+        self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
+
+    @compared(BY_TORCH)
+    def do_complement(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.scale(self.get(step.ins[0]), "rsub"))

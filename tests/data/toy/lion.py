@@ -1,0 +1,30 @@
+"""Lion (Chen 2023, arXiv:2302.06675, algorithm 2): one momentum of every element, and a loop over tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from .record import Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """The momentum."""
+    return {"exp_avg": bytes_of(elements_of(tensors), dtype)}
+
+
+def step(run: OptimizerStep) -> None:
+    """The update of each tensor is made beside it."""
+    for one in run.each(run.updated):
+        if not one.states:
+            with run.counted():
+                one.states.append(run.t.like(one.tensor, dtype=run.dtype))
+        update = run.t.like(one.states[0])
+        run.write(one.tensor, update)
+
+
+OPTIMIZER = Optimizer(name="lion", implementations=("loop",), states=states, step=step, by_element=True)

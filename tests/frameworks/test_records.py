@@ -1,0 +1,43 @@
+"""The functions that records of frameworks name by their files exist, and take what the record's fields say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, signature
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from llmcalc.frameworks.framework import FromFile
+from llmcalc.frameworks.registry import NAMES, framework
+
+
+def functions(record: Any) -> Iterator[tuple[FromFile, int]]:
+    """The functions of a record and of the records in it, each with the number of arguments that its field states."""
+    types = get_type_hints(type(record))
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, FromFile):
+            kind = types[field.name]
+            kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+            (called,) = (one for one in kinds if one is not NoneType)
+            yield value, len(get_args(called)[0])
+        elif is_dataclass(value):
+            yield from functions(value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_by_name(name: str) -> None:
+    found = list(functions(framework(name)))
+    assert len(found) >= 3
+    for function, count in found:
+        parameters = list(signature(function.function).parameters.values())
+        assert len([one for one in parameters if one.default is Parameter.empty]) == count, function.place
+        assert function.function.__module__.startswith(f"llmcalc.frameworks.{name}."), function.place
+
+
+def test_a_function_is_imported_when_it_is_called() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        FromFile("llmcalc.frameworks.torch", "nothing:at_all")()
