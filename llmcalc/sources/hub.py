@@ -20,7 +20,7 @@ from ..errors import InputError, MissingExtra
 from .bounded import read_bytes
 from .checkpoints.header import LARGEST_HEADER, Checkpoint
 from .checkpoints.safetensors import LARGEST_INDEX, join_shards, parse_header, parse_index
-from .huggingface.file import LARGEST_CONFIG
+from .files import LARGEST_CONFIG
 
 CONFIG_SECONDS = 60.0
 """Most seconds for a config, from the first request to the last byte."""

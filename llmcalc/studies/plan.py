@@ -269,7 +269,7 @@ def plan(
 
 
 def _least(
-    tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: EstimateErrors
+    tight: list[Candidate], replay: Callable[[Candidate, int | None], Candidate | None], errors: EstimateErrors
 ) -> Candidate | None:
     """Of layouts that need too much, the one that needs least in a replay; None without any.
 
@@ -283,7 +283,7 @@ def _least(
             least.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        again, replays = replay(candidate), replays + 1
+        again, replays = replay(candidate, None if least is None else least.device_bytes), replays + 1
         if again is None:
             tight.remove(candidate)
         elif least is None or again.device_bytes < least.device_bytes:
