@@ -57,7 +57,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
     if data.get("num_processes") is not None:
         processes = size_of(reading, "num_processes", data["num_processes"])
         if world_size not in (None, processes):
-            reading.notes.append(f"--world-size {world_size} in the place of num_processes: {processes}")
+            reading.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
     world = reading.devices(world_size)
     machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
@@ -177,7 +177,7 @@ def _megatron_layout(reading: Reading, table: Table, world: int, words: dict[str
 
     tp, pp = size("tp_degree"), size("pp_degree")
     if world % (tp * pp):
-        raise InputError(f"--world-size: {world}; expected a multiple of {tp * pp}")
+        raise InputError(f"--devices: {world}; expected a multiple of {tp * pp}")
     words["num_microbatches"] = size("num_micro_batches")
     if flag("recompute_activations"):
         words["recompute"] = "attention"

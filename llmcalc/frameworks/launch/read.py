@@ -58,7 +58,7 @@ def launch_of(
 ) -> Launch:
     """Reads the text of a launch file. folder: where files that it names are; without one they are not read."""
     if world_size is not None and world_size < 1:
-        raise InputError(f"--world-size: {world_size}; expected a positive whole number")
+        raise InputError(f"--devices: {world_size}; expected a positive whole number")
     kind, data = _parsed(text, where)
     more: dict[str, Any] = {"date": date, "gpu": gpu}
     if kind == "script":
