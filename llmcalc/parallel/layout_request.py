@@ -11,7 +11,6 @@ from ..errors import InputError
 from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
-
 MOST_DEVICES = 2**20
 """Most devices of a layout that can be asked for; the largest clusters have a quarter of them."""
 

@@ -48,7 +48,10 @@ def read_text(path: Path, limit: int | None = None) -> str:
 
 
 def read_stdin() -> str:
-    """Reads a description from standard input, of the size that a file may have. Raises `InputError` if it is empty, too large or not text."""
+    """Reads a description from standard input, of the size that a file may have.
+
+    Raises `InputError` if it is empty, too large or not text.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
     stream = getattr(sys.stdin, "buffer", None)

@@ -85,8 +85,8 @@ def text_at(ref: str, path: Path) -> str | None:
     innermost folder above the file that holds a repository.
 
     Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
-    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above `largest_text` and
-    one that is not UTF-8.
+    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above
+    `largest_text` and one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")

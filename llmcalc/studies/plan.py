@@ -230,8 +230,8 @@ def plan(
 
     needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
     rank sends in a step. replayed: bytes of the worst rank on the allocator, or of any rank that needs more than the
-    number that is passed; asked of layouts in their order until `rows` of them fit. errors: those of `needed`. nearest: when the layout that
-    needs least, of those that do not fit, is looked for.
+    number that is passed; asked of layouts in their order until `rows` of them fit. errors: those of `needed`.
+    nearest: when the layout that needs least, of those that do not fit, is looked for.
     Raises `InputError` where every layout is refused, most for a reason that other sizes do not mend.
     """
     capacity = hardware.capacity_bytes

@@ -131,7 +131,7 @@ def test_many_tensors_that_are_no_layers_of_the_model_are_answered(tmp_path: Pat
     path = safetensors(tmp_path / "m.safetensors", f"{{{header}}}".encode(), 220_000 * 1536)
     result = bounded("check", str(path), "gpt2", "--format", "json")
     assert result.returncode == 1, result.stderr
-    # 768 numbers in layer 0: weights and biases of two norms (4), biases of q, k, v and o (4) and of c_proj of the MLP (1)
+    # 768 numbers in layer 0: weights and biases of two norms (4), biases of q, k, v and o (4) and of the MLP's output
     assert json.loads(result.stdout)["matched"] == 9
     assert result.seconds < MOST_SECONDS
 
