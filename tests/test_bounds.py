@@ -16,11 +16,14 @@ from tests.bounds import bounded
 LAUNCH = Path(__file__).parent / "data" / "launches" / "llama3_70b_2026.toml"
 
 ANSWERED: dict[str, tuple[str, ...]] = {
-    "a plan for 1e9 devices": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1000000000"),
-    "a plan for a large prime": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1000000007"),
-    "a fit for 1e9 devices": ("fit", "llama3-8b", "--hardware", "h100", "--devices", "1000000000"),
-    "serving on 1e9 devices": (
-        "fit", "llama3-8b", "--hardware", "h100", "--devices", "1000000000", "--phase", "decode",
+    "a plan for the most devices": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1048576"),
+    "a plan of a large mixture for the most devices": (
+        "plan", "deepseek-v3", "--hardware", "h100", "--devices", "1048576",
+    ),
+    "a plan for a large prime": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1048573"),
+    "a fit for the most devices": ("fit", "llama3-8b", "--hardware", "h100", "--devices", "1048576"),
+    "serving on the most devices": (
+        "fit", "llama3-8b", "--hardware", "h100", "--devices", "1048576", "--phase", "decode",
     ),
     "a ring of thousands of ranks": (
         "plan", "llama3-8b", "--hardware", "h100", "--devices", "4096", "--seq", "4M", "--tp", "1", "--rows", "1",
@@ -37,6 +40,10 @@ ANSWERED: dict[str, tuple[str, ...]] = {
 """Commands that are answered, with exit code 0, or 1 where nothing fits."""
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "1e9 devices": (
+        ("plan", "deepseek-v3", "--hardware", "h100", "--gpus", "1000000000"),
+        r"^error: --devices: 1000000000 is too large; expected at most 1048576\n$",
+    ),
     "1e6 ranks of a model that they do not divide": (
         ("explain", "mamba-130m", "--set", "conv_kernel=1000000", "--tp", "1000000"),
         r"--tp 1000000: does not divide inner 1536; .*nearest layouts: --tp 1536",

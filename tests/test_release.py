@@ -150,14 +150,15 @@ def step_named(name: str) -> dict[str, Any]:
 
 
 def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
-    """Whoever pins the action pins the program; no name of an index is asked for, and no module of the repository."""
-    programs, runner, work = tmp_path / "bin", tmp_path / "runner", tmp_path / "work"
-    for folder in (programs, runner, work):
+    """Whoever pins the action pins the program and what it imports; no module of the repository runs."""
+    programs, runner, work, packages = (tmp_path / name for name in ("bin", "runner", "work", "site-packages"))
+    for folder in (programs, runner, work, packages):
         folder.mkdir()
     stub = programs / "python3"
     stub.write_text(
         f'#!/bin/sh\necho "$PWD $*" >> {tmp_path}/calls\n'
         'if [ "$3" = venv ]; then mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; fi\n'
+        f'if [ "$2" = -c ]; then echo {packages}; fi\n'
     )
     stub.chmod(0o755)
     action = tmp_path / "actions" / "COMMIT"
@@ -165,10 +166,26 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     ran = step("Install", work, env)
     assert ran.returncode == 0, ran.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [f"{runner} -I -m venv {runner}/llmcalc", f"{runner} -I -m pip install --quiet {action}"]
+    versions = f"--require-hashes --only-binary :all: -r {action}/.github/action-requirements.txt"
+    assert calls[:2] == [f"{runner} -I -m venv {runner}/llmcalc", f"{runner} -I -m pip install --quiet {versions}"]
+    assert (packages / "llmcalc.pth").read_text() == f"{action}\n"
+    subprocess.run([runner / "llmcalc" / "bin" / "llmcalc", "params", "a b"], cwd=work, check=True)
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == f"{work} -I -m llmcalc params a b"
     action_yml = (ROOT / "action.yml").read_text()
     assert "llmcalc-arch" not in action_yml
     assert "package" not in yaml.safe_load(action_yml)["inputs"]
+
+
+def test_the_action_installs_the_versions_of_the_lock() -> None:
+    """The command of CONTRIBUTING.md writes the file anew."""
+    command = next(line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("uv export"))
+    words, _, file = command.partition("  #")[0].partition(" > ")
+    uv = Path(sys.executable).parent / "uv"
+    written = subprocess.run(
+        [uv, *words.split()[1:], "--offline"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (ROOT / file.strip()).read_text() == written.stdout
+    assert all("==" in line for line in written.stdout.splitlines() if not line.startswith("    --hash=sha256:"))
 
 
 def test_a_module_of_the_repository_is_not_run(tmp_path: Path) -> None:

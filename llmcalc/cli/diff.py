@@ -15,7 +15,7 @@ from ..reports.document import joined
 from ..reports.notes import plural
 from ..sources.files import read_text
 from ..sources.git import NoText, text_at
-from ..sources.huggingface.file import LARGEST_CONFIG, require_counted_type
+from ..sources.huggingface.file import require_counted_type
 from ..sources.preset import Preset
 from ..sources.target import load_text
 from ..studies.diff import diff
@@ -140,7 +140,7 @@ def _reason_to_skip(path: Path, ref: str) -> str:
 def _text_now(path: Path) -> str | None:
     """The text of a file as it is here; None if it is gone. Raises `NoText` for one that is too large or no text."""
     try:
-        return read_text(path, LARGEST_CONFIG) if path.exists() else None
+        return read_text(path) if path.exists() else None
     except InputError as error:
         raise NoText(str(error)) from None
 

@@ -11,6 +11,9 @@ from ..errors import InputError
 from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
+MOST_DEVICES = 2**20
+"""Most devices of a layout that can be asked for; the largest clusters have a quarter of them."""
+
 
 def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
     """The layers of each stage as numbers."""
@@ -32,6 +35,7 @@ class Asked:
             "Devices: tp · cp · pp · dp. Of devices that are given, --dp is what is left.",
             "Layout",
             spellings=("--world-size", "--gpus", "--num-gpus"),
+            most=MOST_DEVICES,
             common=True,
         ),
     ] = None

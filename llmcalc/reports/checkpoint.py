@@ -112,7 +112,7 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
     if len(rows) > MOST_SHOWN:
         notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
     if found.again:
-        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in found.again)}")
+        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in found.again[:3])}")
     if found.buffers:
         notes.append(
             f"{len(found.buffers):,} buffers are stored beside the parameters, such as {found.buffers[0].name}"

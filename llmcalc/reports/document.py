@@ -72,8 +72,8 @@ class Shown(NamedTuple):
 
 
 class Linked(str):
-    """A note with addresses that a reader may follow, because they are from llmcalc's own presets or from the
-    `sources` of a file. In every other text Markdown makes no link.
+    """A note with addresses that a reader may follow, because they are from llmcalc's own presets. In every other
+    text Markdown makes no link.
     """
 
     __slots__ = ()

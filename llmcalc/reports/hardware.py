@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..accelerator import PEAK_DTYPES, Hardware
+from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
 from .document import Column, Report, Row, Table, said
 from .notes import also_called
 from .sourcing import source_data, source_notes
@@ -70,7 +70,8 @@ def _listed(chosen: Sequence[Hardware]) -> Table:
 
 def _detailed(one: Hardware) -> Table:
     nic = f"NIC: {one.nic.name}, one accelerator's share" if one.nic is not None else ""
-    notes = [*one.notes, nic, _sizes(one), also_called(one.aliases), *source_notes(one.sources)]
+    sources = source_notes(one.sources, isinstance(one, ListedHardware))
+    notes = [*one.notes, nic, _sizes(one), also_called(one.aliases), *sources]
     if one.peak_flops and one.memory_bandwidth is not None:
         notes.insert(
             0,

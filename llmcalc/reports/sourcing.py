@@ -14,10 +14,14 @@ def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json") for source in sources]
 
 
-def source_notes(sources: Sequence[Source]) -> list[str]:
-    """One line a source: what it gives, where it is, when it was looked at."""
+def source_notes(sources: Sequence[Source], listed: bool = True) -> list[str]:
+    """One line a source: what it gives, where it is, when it was looked at.
+
+    listed: whether they are those of llmcalc's own presets, whose addresses are links. Those of a user's file are text.
+    """
+    note = Linked if listed else str
     return [
-        Linked(
+        note(
             f"source of {s.gives}: {s.url}"
             + (f" (checked {s.checked})" if s.checked else "")
             + (f", revision {s.revision}" if s.revision else "")

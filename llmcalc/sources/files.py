@@ -20,31 +20,44 @@ from .fields import all_field_names, field_path
 LARGEST_TOML = 1_000_000
 """Largest TOML file in bytes. The largest preset is under 5 000."""
 
+LARGEST_CONFIG = 5_000_000
+"""Largest `config.json` in bytes. Published ones are under 200 000, label tables included."""
+
 DEEPEST = 40
 """Largest nesting of tables. The deepest preset has 6 levels."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
-    """Returns the text of a regular file of at most `limit` bytes.
+def largest_text(path: Path) -> int:
+    """Largest size in bytes of a model's description, by the suffix of its file, wherever its text comes from."""
+    return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
+
+
+def read_text(path: Path, limit: int | None = None) -> str:
+    """Returns the text of a regular file of at most `limit` bytes; `largest_text` by default.
 
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    data = read_bytes(path, limit, f"a .{kind.lower()} file")
+    data = read_bytes(path, largest_text(path) if limit is None else limit, f"a .{kind.lower()} file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
 
 
-def read_stdin(limit: int = LARGEST_TOML) -> str:
-    """Reads standard input, at most `limit` bytes. Raises `InputError` if it is empty, too large or not text."""
+def read_stdin() -> str:
+    """Reads a description from standard input, of the size that a file may have.
+
+    Raises `InputError` if it is empty, too large or not text.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
     stream = getattr(sys.stdin, "buffer", None)
-    data = sys.stdin.read(limit + 1).encode() if stream is None else stream.read(limit + 1)
+    most = LARGEST_CONFIG + 1
+    data = sys.stdin.read(most).encode() if stream is None else stream.read(most)
+    limit = LARGEST_CONFIG if is_object(data.decode("utf-8-sig", "ignore")) else LARGEST_TOML
     if len(data) > limit:
         raise InputError(f"-: standard input is too large for a model description (at most {limit:,} bytes)")
     try:
@@ -54,6 +67,11 @@ def read_stdin(limit: int = LARGEST_TOML) -> str:
     if not text.strip():
         raise InputError("-: standard input is empty; expected a config.json or a .toml description")
     return str(text)
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object, as a `config.json` is, rather than TOML: its first character tells."""
+    return text.lstrip().startswith("{")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

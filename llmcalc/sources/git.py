@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import InputError, one_line
-from .files import LARGEST_TOML
+from .files import largest_text
 
 LONGEST_SECONDS = 30
 """Seconds after which a call of git is ended."""
@@ -80,14 +80,13 @@ class Answer:
     message: str
 
 
-def text_at(ref: str, path: Path, limit: int = LARGEST_TOML) -> str | None:
+def text_at(ref: str, path: Path) -> str | None:
     """The text of a file at a commit, a branch or a tag; None if it was not there yet. `git` is run for it, in the
     innermost folder above the file that holds a repository.
 
-    limit: largest size in bytes.
     Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
-    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above the limit and
-    one that is not UTF-8.
+    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above
+    `largest_text` and one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
@@ -113,6 +112,7 @@ def text_at(ref: str, path: Path, limit: int = LARGEST_TOML) -> str | None:
         raise NoText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not size.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
+    limit = largest_text(path)
     if int(size) > limit:
         raise NoText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
     content = _git(root, "cat-file", "blob", blob, limit=limit)

@@ -20,7 +20,7 @@ from ..errors import InputError, MissingExtra
 from .bounded import read_bytes
 from .checkpoints.header import LARGEST_HEADER, Checkpoint
 from .checkpoints.safetensors import LARGEST_INDEX, join_shards, parse_header, parse_index
-from .huggingface.file import LARGEST_CONFIG
+from .files import LARGEST_CONFIG
 
 CONFIG_SECONDS = 60.0
 """Most seconds for a config, from the first request to the last byte."""
@@ -231,7 +231,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    absent = f"its {what} is not in the cache, and the hub is offline or unreachable"
+    absent = f"no {what} in the cache, and the hub is offline or unreachable"
     kinds: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -249,7 +249,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         ),
         ((errors.EntryNotFoundError,), f"has no {what}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
-        ((errors.HfHubHTTPError, OSError), f"could not be fetched: its {what}"),
+        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {what}"),
     ]
     from logging import ERROR
 

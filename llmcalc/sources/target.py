@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, suggest
-from .files import parse_toml, read_stdin, read_text, require_shallow, validated
+from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validated
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import UNWRITTEN, Preset
 from .presets import aliases, find_preset, model_names, read_preset
@@ -147,7 +147,7 @@ def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, d
 
 def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """The description in a `config.json` or in a native description; the first character tells which it is."""
-    if not text.lstrip().startswith("{"):
+    if not is_object(text):
         return _native(text, where)
     from .huggingface.file import described, parse_config
 

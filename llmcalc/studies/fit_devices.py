@@ -10,15 +10,16 @@ from functools import cache
 from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
+from ..errors import InputError
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import Asked
 from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, Planned, Walks, plan_of, replayed
+from .plan import RECOMPUTED, Candidate, Nearest, Planned, Walks, plan_of, replayed
 
-MOST_DEVICES = 2**16
-"""The most accelerators that are tried."""
+MOST_TRIED = 2**16
+"""The most accelerators that are tried beside the number that is given."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,17 @@ class Ask:
     asked: Asked
     global_batch: int | None
 
-    def planned(self, devices: int) -> Planned:
-        """The layouts of so many accelerators, of which the first is replayed."""
+    def planned(self, devices: int, nearest: Nearest = "if none fits") -> Planned:
+        """The layouts of so many accelerators, of which the first is replayed. nearest: as of `plan`."""
         asked = replace(self.asked, devices=devices)
-        return plan_of(self.walks.one, self.hardware, asked, self.global_batch, 1, self.walks)
+        return plan_of(self.walks.one, self.hardware, asked, self.global_batch, 1, self.walks, nearest)
+
+    def feasible(self, devices: int) -> Candidate | None:
+        """The best layout of so many accelerators that fits; None if none does, or if no layout can be tried."""
+        try:
+            return next(iter(self.planned(devices, "never").plan.feasible), None)
+        except InputError:
+            return None
 
 
 def _best(planned: Planned) -> Candidate | None:
@@ -95,19 +103,30 @@ def _fewest(ask: Ask, planned: Planned) -> tuple[int | None, Candidate | None]:
     """The fewest accelerators, of those asked and their halves and doubles, on which some layout fits."""
     devices = planned.devices
     if planned.plan.feasible:
-        found = planned.plan.feasible[0]
-        while devices % 2 == 0:
-            fewer = ask.planned(devices // 2)
-            if not fewer.plan.feasible:
-                break
-            devices, found = devices // 2, fewer.plan.feasible[0]
-        return devices, found
-    while 2 * devices <= MOST_DEVICES:
+        return _fewest_halves(ask, devices, planned.plan.feasible[0])
+    while 2 * devices <= MOST_TRIED:
         devices *= 2
-        more = ask.planned(devices)
-        if more.plan.feasible:
-            return devices, more.plan.feasible[0]
+        more = ask.feasible(devices)
+        if more is not None:
+            return devices, more
     return None, None
+
+
+def _fewest_halves(ask: Ask, devices: int, found: Candidate) -> tuple[int, Candidate]:
+    """The smallest of a number's halves on which some layout fits, and its layout. found: the layout of that number.
+
+    Where each accelerator has a micro-batch, a layout that fits does so with twice the replicas too, so the halves are
+    searched by bisection. With a fixed batch that need not be: they are tried one by one.
+    """
+    halvings, impossible = 0, (devices & -devices).bit_length()
+    while halvings + 1 < impossible:
+        further = halvings + 1 if ask.global_batch is not None else (halvings + impossible) // 2
+        fewer = ask.feasible(devices >> further)
+        if fewer is None:
+            impossible = further
+        else:
+            halvings, found = further, fewer
+    return devices >> halvings, found
 
 
 def _tokens_of_each(layout: Layout) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
@@ -29,6 +29,9 @@ NODE = 8
 
 RECOMPUTED = "full"
 """What `--recompute` says of every layer."""
+
+Nearest: TypeAlias = Literal["always", "if none fits", "never"]
+"""When a plan looks for the layout that needs least, of those that do not fit."""
 
 TOO_MUCH = "needs more than the usable memory"
 
@@ -69,7 +72,7 @@ class Plan:
     unreplayed: those whose tensors fit and that were not replayed, in the order in which they would have been.
     replays: how many layouts were replayed to find those that fit.
     refused: reason → how many.
-    nearest: of those that need more than there is, the one that needs least; replayed.
+    nearest: of those that need more than there is, the one that needs least; replayed. None where it was not asked for.
     """
 
     tried: int
@@ -135,13 +138,19 @@ class Planned:
 
 
 def plan_of(
-    one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, rows: int, walks: Walks | None = None
+    one: Memory,
+    hardware: Hardware,
+    asked: Asked,
+    global_batch: int | None,
+    rows: int,
+    walks: Walks | None = None,
+    nearest: Nearest = "always",
 ) -> Planned:
     """Plans the training of a model on `asked.devices` accelerators.
 
     asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step; None for one
     micro-batch of each accelerator. rows: how many layouts are replayed on the allocator. walks: of the model under
-    that framework, new ones by default.
+    that framework, new ones by default. nearest: as of `plan`.
     Raises `InputError` for what the framework does not have or is not modelled, and for a number of micro-batches,
     which follows.
     """
@@ -173,7 +182,7 @@ def plan_of(
         return replayed(one, record, asked.framework_version or "", layout, batches, worst, enough)
 
     errors = record.estimate_errors
-    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors)
+    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors, nearest)
     return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
 
 
@@ -215,12 +224,14 @@ def plan(
     replayed: Callable[[Layout, int, int | None], int],
     rows: int,
     errors: EstimateErrors,
+    nearest: Nearest = "always",
 ) -> Plan:
     """Ranks layouts by the sum of their places by headroom, by communication and by bubble.
 
     needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
     rank sends in a step. replayed: bytes of the worst rank on the allocator, or of any rank that needs more than the
     number that is passed; asked of layouts in their order until `rows` of them fit. errors: those of `needed`.
+    nearest: when the layout that needs least, of those that do not fit, is looked for.
     Raises `InputError` where every layout is refused, most for a reason that other sizes do not mend.
     """
     capacity = hardware.capacity_bytes
@@ -256,7 +267,8 @@ def plan(
         if again is not None:
             (result.feasible if again.headroom >= 0 else tight).append(again)
     result.unreplayed = waiting
-    nearest = _least(tight, replay, errors)
+    if nearest == "always" or (nearest == "if none fits" and not result.feasible):
+        result.nearest = _least(tight, replay, errors)
     result.refused = dict(found.refused)
     if result.refused and not (result.feasible or waiting or tight):
         why = found.errors.get(max(result.refused, key=result.refused.__getitem__))
@@ -264,17 +276,16 @@ def plan(
             raise why
     if tight:
         result.refused[TOO_MUCH] = len(tight)
-        result.nearest = nearest
     return result
 
 
 def _least(
-    tight: list[Candidate], replay: Callable[[Candidate], Candidate | None], errors: EstimateErrors
+    tight: list[Candidate], replay: Callable[[Candidate, int | None], Candidate | None], errors: EstimateErrors
 ) -> Candidate | None:
     """Of layouts that need too much, the one that needs least in a replay; None without any.
 
     What is known of the others is less than what they need, up to the walk's error. A layout that cannot be replayed
-    leaves the list.
+    leaves the list. The replay of one of which a rank needs more than the least so far ends with that rank.
     """
     least: Candidate | None = None
     replays = 0
@@ -283,7 +294,7 @@ def _least(
             least.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        again, replays = replay(candidate), replays + 1
+        again, replays = replay(candidate, None if least is None else least.device_bytes), replays + 1
         if again is None:
             tight.remove(candidate)
         elif least is None or again.device_bytes < least.device_bytes:

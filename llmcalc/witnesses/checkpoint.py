@@ -9,7 +9,7 @@ Unmatched tensors are missing, extra or, if a stored tensor with a similar name 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -147,8 +147,8 @@ def _alike(left: list[Expected], open_: Open, result: Match) -> Open:
         for named in (True, False):
             rest: Open = []
             for t, shape in open_:
-                same = by_shape.get(shape if not turned else _turned(shape), ())
-                found = next((e for e in same if not named or _same_name(e.node, t.name)), None)
+                same = by_shape.get(shape if not turned else _turned(shape))
+                found = next((e for e in same if not named or _same_name(e.node, t.name)), None) if same else None
                 if found is None:
                     rest.append((t, shape))
                 else:
@@ -166,20 +166,31 @@ def _turned(shape: Shape) -> Shape:
 
 def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Open:
     """Matches a stack of n matrices or vectors with n stored ones, grouped by the last word of their names."""
-    for e in [e for e in left if len(e.shape) > 1]:
-        count, one = e.shape[0], e.shape[1:]
-        by_word: dict[str, list[int]] = defaultdict(list)
-        for i, (t, shape) in enumerate(open_):
-            if shape in (one, one[::-1]):
-                by_word[_word(t.name)].append(i)
-        fits = [word for word, which in by_word.items() if len(which) == count]
-        fits.sort(key=lambda word: word not in e.node)
+    stacks = [e for e in left if len(e.shape) > 1]
+    shapes = {shape for e in stacks for shape in (e.shape[1:], e.shape[:0:-1])}
+    by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → which of `open_`
+    for i, (t, shape) in enumerate(open_):
+        if shape in shapes:
+            by_shape[shape].setdefault(_word(t.name), []).append(i)
+    used: set[int] = set()
+    for e in stacks:
+        alike = [by_shape[shape] for shape in {e.shape[1:], e.shape[:0:-1]} if shape in by_shape]
+        counts = Counter({word: 0 for words in alike for word in words})
+        for words in alike:
+            counts.update({word: len(which) for word, which in words.items()})
+        fits = {
+            word: [i for words in alike for i in words.get(word, ())]
+            for word, count in counts.items()
+            if count == e.shape[0]
+        }
         if fits:
-            used = set(by_word[fits[0]])
-            open_ = [o for i, o in enumerate(open_) if i not in used]
+            word = min(fits, key=lambda word: (word not in e.node, min(fits[word])))
+            used.update(fits[word])
+            for words in alike:
+                words.pop(word, None)
             left.remove(e)
             result.matched += 1
-    return open_
+    return [o for i, o in enumerate(open_) if i not in used]
 
 
 def _stacked(left: list[Expected], open_: Open, result: Match) -> Open:
@@ -241,23 +252,43 @@ def _elsewhere(result: Match) -> None:
     """Matches a tensor that is in a layer of the file and outside of the layers in the spec, or the other way round.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
-    by_shape: dict[Shape, dict[str, StoredTensor]] = defaultdict(dict)
-    for t in result.extra:
-        by_shape[_squeezed(t.shape)][t.name] = t
+    wanted = {(e.shape, word) for e in result.missing for word in _words_of_node(e)}
+    shapes = {shape for shape, _ in wanted}
+    places: dict[tuple[Shape, str, str], deque[int]] = defaultdict(deque)  # shape, word, side → which of the extra ones
+    for i, t in enumerate(result.extra):
+        shape = _squeezed(t.shape)
+        if shape in shapes:
+            side = _side(t.name)
+            for word in set(_WORDS.split(t.name)):
+                if (shape, word) in wanted:
+                    places[shape, word, side].append(i)
     missing: list[Expected] = []
-    used: set[str] = set()
+    used: set[int] = set()
     for e in result.missing:
-        words = set(re.split(r"[._]", e.node)) - {"layers", "encoder", "decoder"}
-        alike = (t for t in by_shape[e.shape].values() if words & set(re.split(r"[._]", t.name)))
-        found = next((t for t in alike if _side(e.node) in ("", _side(t.name))), None)
-        if found is None:
+        side = _side(e.node)
+        firsts: list[int] = []
+        for word in _words_of_node(e):
+            for of in {side} if side else SIDES:
+                alike = places.get((e.shape, word, of), deque())
+                while alike and alike[0] in used:
+                    alike.popleft()
+                firsts += [alike[0]] if alike else []
+        if not firsts:
             missing.append(e)
             continue
-        del by_shape[e.shape][found.name]
-        used.add(found.name)
+        used.add(min(firsts))
         result.matched += 1
     result.missing = missing
-    result.extra = [t for t in result.extra if t.name not in used]
+    result.extra = [t for i, t in enumerate(result.extra) if i not in used]
+
+
+_WORDS = re.compile(r"[._]")
+
+SIDES = "", "enc", "dec"
+
+
+def _words_of_node(expected: Expected) -> set[str]:
+    return set(_WORDS.split(expected.node)) - {"layers", "encoder", "decoder"}
 
 
 def _side(name: str) -> str:

@@ -74,7 +74,7 @@ def test_a_rank_that_allocates_most_and_needs_less_is_told(run: Any, monkeypatch
 
 def test_a_launch_file_says_model_and_layout(run: Any) -> None:
     file = str(LAUNCHES / "gpt_tp2_pp2.yaml")
-    found = asked(run, "--launch", file, "--world-size", "8", "--hardware", "h100")
+    found = asked(run, "--launch", file, "--devices", "8", "--hardware", "h100")
     assert found["launch"]["file"] == file
     assert (found["layout"]["tp"], found["layout"]["pp"], found["layout"]["world"]) == (2, 2, 8)
     assert found["memory"]["reserved_band"] is None  # the environment says the allocator's setting
@@ -83,7 +83,7 @@ def test_a_launch_file_says_model_and_layout(run: Any) -> None:
 
 def test_options_say_what_a_file_without_a_model_does_not(run: Any) -> None:
     file = str(LAUNCHES / "deepspeed_zero3_auto.json")
-    words = (SMALL, "--launch", file, "--world-size", "2")
+    words = (SMALL, "--launch", file, "--devices", "2")
     short, long = (asked(run, *words, "--seq", seq, "--recompute", "full") for seq in ("32", "64"))
     assert short["memory"]["peak_bytes"] < long["memory"]["peak_bytes"]
     code, _, err = run("memory", *words, "--seq", "64", "--zero", "2")

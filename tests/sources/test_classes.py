@@ -77,10 +77,17 @@ def bases_of(names: list[str]) -> list[str]:
     return sorted(found - {"model", ""})
 
 
+def other_names_of(kind: str) -> dict[str, str]:
+    """Returns the `attribute_map` of a model type's configuration class: usual name of a field → the class's own."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return dict(sorted(CONFIG_MAPPING[kind].attribute_map.items())) if kind in CONFIG_MAPPING else {}
+
+
 def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
     """Returns a file's text: one line per model type with a class, and one per list of model types.
 
-    bases: whether it says how these classes call the model without a head.
+    bases: whether it says how these classes call the model without a head, and how they call fields of configs.
     """
     import transformers
 
@@ -88,7 +95,8 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     version, more = json.dumps(transformers.__version__), ""
     if bases:
         of_types = {kind: some for kind, names in found.items() if (some := bases_of(names))}
-        more = f',\n  "bases": {json_lines(of_types, indent="  ")}'
+        names = {kind: some for kind in found if (some := other_names_of(kind))}
+        more = f',\n  "bases": {json_lines(of_types, indent="  ")},\n  "names": {json_lines(names, indent="  ")}'
     more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 

@@ -324,8 +324,13 @@ def test_what_git_writes_is_bounded(
         text_at("HEAD", repository / "model" / "config.json")
 
 
-def test_a_large_file_is_refused_before_it_is_read(repository: Path) -> None:
-    (repository / "model" / "config.json").write_bytes(b" " * 2_000_000)
-    commands(repository, ["commit", "-qam", "Large"])
-    with pytest.raises(InputError, match="2,000,000 bytes; expected at most 1,000,000"):
-        text_at("HEAD", repository / "model" / "config.json")
+@pytest.mark.parametrize(("name", "limit"), [("config.json", 5_000_000), ("model.toml", 1_000_000)])
+def test_a_file_at_a_commit_may_be_as_large_as_one_here(name: str, limit: int, repository: Path) -> None:
+    file = repository / "model" / name
+    for size in (limit, limit + 1):
+        file.write_bytes(b" " * size)
+        commands(repository, ["add", "."], ["commit", "-qm", "Large"])
+        if size == limit:
+            assert len(text_at("HEAD", file) or "") == limit
+    with pytest.raises(InputError, match=f"{limit + 1:,} bytes; expected at most {limit:,}"):
+        text_at("HEAD", file)

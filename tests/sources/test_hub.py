@@ -169,7 +169,7 @@ def test_a_checkpoint_is_checked_by_its_header_alone(hub: Hub, tmp_path: Path) -
         (["org/nowhere"], "org/nowhere: no such repository, or a private one"),
         (["org/gated"], "org/gated: is gated: accept its terms"),
         (["org/bare"], "org/bare: has no config.json"),
-        (["org/tiny", "--offline"], "org/tiny: its config.json is not in the cache"),
+        (["org/tiny", "--offline"], "org/tiny: no config.json in the cache"),
     ],
 )
 def test_what_fails_says_what_to_do(hub: Hub, tmp_path: Path, args: list[str], message: str) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.file import described
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types, other_names, read_config
 from llmcalc.sources.to_hf.compare import canonical
 from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
@@ -102,6 +102,26 @@ def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, 
     ignoring = described({**config, field: value}, allow_unknown=True)
     assert ignoring["model"] == described(config)["model"]
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
+
+
+def renamed() -> Iterator[tuple[str, str, str]]:
+    """Yields (model type, usual name, the class's own name) of every field that two names have in a class's configs."""
+    for kind in model_types():
+        for usual, own in other_names().get(kind, {}).items():
+            if family_of(kind).read is not None:
+                yield kind, usual, own
+
+
+def test_every_name_that_a_class_knows_a_field_by_is_read() -> None:
+    """transformers sets the own field where a config has the usual name (`attribute_map`)."""
+    compared = 0
+    for kind, usual, own in renamed():
+        shape = next((shape for shape in shapes_of(kind) if own in shape and usual not in shape), None)
+        if shape is not None:
+            other = {usual if name == own else name: value for name, value in shape.items()}
+            assert read_config(other) == read_config(shape), (kind, usual, own)
+            compared += 1
+    assert compared > 150
 
 
 def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:

@@ -63,6 +63,10 @@ class TestStandardInput:
         piped(run("convert", "gpt2").out)
         assert json.loads(run("params", "-", "--format", "json").out)["params"]["total"] == 124_439_808
 
+    def test_a_config_may_be_as_large_as_a_file(self, run: Run, piped: Any) -> None:
+        piped(json.dumps({"model_type": "gpt2", "id2label": {"0": "x" * 2_000_000}}))
+        assert json.loads(run("params", "-", "--format", "json").out)["params"]["total"] == 124_439_808
+
     @pytest.mark.parametrize(
         ("content", "words"),
         [
@@ -73,7 +77,8 @@ class TestStandardInput:
             (b"\xff\xfe\x00", "not text"),
             ('changes = ["num_hidden_layers=9"]\n', "standard input: changes: unknown field"),
             ('title = "\\u001b[31m"\n[model]\n', "standard input: "),
-            ("x" * 1_000_001, "too large"),
+            ("x" * 1_000_001, "too large for a model description (at most 1,000,000 bytes)"),
+            ("{" + " " * 5_000_000, "too large for a model description (at most 5,000,000 bytes)"),
         ],
     )
     def test_anything_else_is_one_error(self, content: str | bytes, words: str, run: Run, piped: Any) -> None:

@@ -217,16 +217,16 @@ def _batches(reading: Reading, data: Table, world: int, trainer: Table) -> dict[
         if micro is None:
             each = world * (steps or 1)
             if whole % each:
-                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of {each}, --world-size · steps")
+                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of {each}, --devices · steps")
             micro = whole // each
         elif steps is None:
             if whole % (micro * world):
-                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of micro-batch · --world-size")
+                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of micro-batch · --devices")
             steps = whole // (micro * world)
         if whole != micro * world * (steps or 1):
             raise reading.wrong(
                 "train_batch_size",
-                f"{whole}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--world-size)",
+                f"{whole}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--devices)",
             )
     assert micro is not None
     return {"batch": micro, "num_microbatches": steps or 1}

@@ -75,7 +75,7 @@ def fsdp_layout(
     if hybrid:
         replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
     if world % (tp * cp * replicas):
-        raise InputError(f"--world-size: {world}; expected a multiple of {tp * cp * replicas}")
+        raise InputError(f"--devices: {world}; expected a multiple of {tp * cp * replicas}")
     exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
     dp = world // (tp * cp)
     layout = Layout(

@@ -246,7 +246,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
         shard = max(1, world_size // others)
     if others * shard != world_size:
         raise InputError(
-            f"--world-size: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · "
+            f"--devices: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, sizes = _stages(job, pp, layers)

@@ -58,7 +58,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
     if data.get("num_processes") is not None:
         processes = size_of(reading, "num_processes", data["num_processes"])
         if world_size not in (None, processes):
-            reading.notes.append(f"--world-size {world_size} in the place of num_processes: {processes}")
+            reading.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
     world = reading.devices(world_size)
     if data.get("num_machines"):

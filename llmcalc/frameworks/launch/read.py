@@ -65,7 +65,7 @@ def launch_of(
 ) -> Launch:
     """Reads the text of a launch file. folder: where files that it names are; without one they are not read."""
     if world_size is not None and world_size < 1:
-        raise InputError(f"--world-size: {world_size}; expected a positive whole number")
+        raise InputError(f"--devices: {world_size}; expected a positive whole number")
     source = Source(where, world_size, allow_unknown, date, gpu, _fetcher(where, folder))
     kind, data = _parsed(text, where)
     if kind == "script":

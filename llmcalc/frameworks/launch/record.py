@@ -154,7 +154,7 @@ class Reading:
     def devices(self, world_size: int | None) -> int:
         """How many devices are asked for: of a file that does not say it, one, which is noted."""
         if world_size is None:
-            self.notes.append("1 device is assumed; --world-size says another number")
+            self.notes.append("1 device is assumed; --devices says another number")
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str) -> Table:

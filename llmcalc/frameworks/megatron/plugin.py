@@ -32,7 +32,7 @@ def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, 
 
     tp, pp = size("tp_degree"), size("pp_degree")
     if world % (tp * pp):
-        raise InputError(f"--world-size: {world}; expected a multiple of {tp * pp}")
+        raise InputError(f"--devices: {world}; expected a multiple of {tp * pp}")
     words["num_microbatches"] = size("num_micro_batches")
     if flag("recompute_activations"):
         words["recompute"] = "attention"

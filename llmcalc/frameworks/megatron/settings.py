@@ -367,7 +367,7 @@ class MegatronSettings(MegatronArguments):
         inside = self.tp * self.pp * self.cp
         if self.world_size % inside:
             raise InputError(
-                f"--world-size: {self.world_size} is not a multiple of tensor · pipeline · context parallel sizes, "
+                f"--devices: {self.world_size} is not a multiple of tensor · pipeline · context parallel sizes, "
                 f"{self.tp} · {self.pp} · {self.cp} = {inside}; expected a multiple"
             )
 

@@ -30,6 +30,7 @@ _TABLE = rb"\{[^{}\"]*+(?:" + _STRING + rb"[^{}\"]*+)*+\}"
 _ENTRY = re.compile(rb"\s*+(" + _STRING + rb")\s*+:\s*+(" + _TABLE + rb"|)\s*+([,}]?)", re.DOTALL)
 _TEXTS = re.compile(_STRING, re.DOTALL)
 _SPACE = b" \t\r\n"
+_parse = json.JSONDecoder().decode  # json.loads looks for the encoding of each text anew
 
 LONGEST_ENTRY = 4096
 """Largest JSON of one tensor in bytes: its dtype, its shape and its offsets."""
@@ -119,7 +120,7 @@ def parse_header(text: bytes, where: str, data_bytes: int | None = None) -> Chec
 
 def _name(text: bytes, where: str) -> str:
     try:
-        name = str(json.loads(text))
+        name = str(_parse(text.decode()))
         name.isascii() or name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
@@ -154,7 +155,7 @@ def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
-        entry = json.loads(text)
+        entry = _parse(text.decode())
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):

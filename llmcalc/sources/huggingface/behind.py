@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...errors import InputError
-from .config import IRRELEVANT, Config
+from .config import IRRELEVANT
 from .heads import head_of
-from .registry import family_of, text_of
+from .registry import config_of, family_of, text_of
 
 
 class Told(int):
@@ -69,7 +69,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
         if family.read is None:
             return ""
         told = {name: value if name in IRRELEVANT else _told(value, name) for name, value in given.items()}
-        made = family.read(Config(told, family.defaults, kind, head_of(config), where, family.aliases, family.unread))
+        made = family.read(config_of(told, kind, family, head_of(config), where))
     except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])

@@ -127,10 +127,10 @@ class Config:
 
     def _called(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        names = (
-            *(name for name in names if name not in self.unread),
-            *(self.aliases[name] for name in names if name in self.aliases),
-        )
+        read = [name for name in names if name not in self.unread]
+        own = [self.aliases[name] for name in names if name in self.aliases]
+        usual = [name for name, of in self.aliases.items() if of in (*read, *own) and name not in self.unread]
+        names = tuple(dict.fromkeys((*read, *own, *usual)))
         self.asked.update(names)
         return names
 
@@ -247,10 +247,12 @@ class Config:
         told: the parent config if this one is a nested table; it receives the unknown fields and the default sizes.
         """
         told = told or self
+        known = self.asked | IRRELEVANT | ignored
+        known |= {usual for usual, own in self.aliases.items() if own in known} - self.unread
         told.unknown += [
             Unknown(f"{self.where}{name}", value, self._meant(name), self._restates(name, value))
             for name, value in sorted(self.data.items())
-            if name not in self.asked and name not in IRRELEVANT and name not in ignored and not name.startswith("_")
+            if name not in known and not name.startswith("_")
         ]
         if told is not self:
             told.from_defaults |= self.from_defaults

@@ -96,8 +96,8 @@ class Family:
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.
     text: the family of its `text_config`, for a model that wraps a text model.
-    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`); also the usual names of
-        `unread`.
+    aliases: usual name → name in its configs (`hidden_size` → `n_embd`), beside those of its class's `attribute_map`,
+        which `classes.json` lists; also the usual names of `unread`.
     unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
     like: the model type whose `transformers` class computes it, if it has no class of its own.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the

@@ -7,23 +7,20 @@ from typing import Any
 
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
-from ..files import parse_json, read_text
+from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
-
-LARGEST_CONFIG = 5_000_000
-"""Largest config in bytes. Published ones are under 200 000, label tables included."""
 
 LONGEST_NAME = 200
 """Largest length of the name in a config, in characters."""
 
 
-def read_json(path: Path, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too
     deeply.
     """
-    return parse_config(read_text(path, limit), str(path))
+    return parse_config(read_text(path, LARGEST_CONFIG), str(path))
 
 
 def parse_config(text: str, where: str) -> dict[str, Any]:

@@ -48,6 +48,19 @@ def bases() -> dict[str, list[str]]:
     return found
 
 
+@cache
+def other_names() -> dict[str, dict[str, str]]:
+    """Model type → `attribute_map` of its configuration class, as the same command lists it."""
+    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
+    return found
+
+
+def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, where: str) -> Config:
+    """A config as the family reads it. where: as of `Config`."""
+    aliases = {**other_names().get(kind, {}), **family.aliases}
+    return Config(data, family.defaults, kind, head, where, aliases, family.unread)
+
+
 def kind_of_class(name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has."""
     return next((kind for kind, names in classes().items() if name in names), "")
@@ -287,7 +300,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     wrapper, family = usual_name(outer["model_type"]), family_of(kind, where, outer)
     if family.read is None:
         raise InputError(f"{where}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases, family.unread)
+    config = config_of(data, kind, family, head or head_of(outer), where)
     model = family.read(config)
     flat = (family,) if where or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: said for record in flat for name, said in record.uncounted.items()}

@@ -105,7 +105,7 @@ def test_a_huge_file(tmp_path: Path) -> None:
 
 
 def test_world_sizes() -> None:
-    with pytest.raises(InputError, match="--world-size: 0; expected a positive"):
+    with pytest.raises(InputError, match="--devices: 0; expected a positive"):
         launch_of(FILES["gpt_tp2_pp2.yaml"], "x", 0)
 
 

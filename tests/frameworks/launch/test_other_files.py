@@ -228,7 +228,7 @@ def test_what_a_job_may_change(changes: dict[str, Any], said: str) -> None:
         ({"model": {"name": "flux"}}, "model.name: 'flux' is not known"),
         ({"model": {"flavor": 8}}, "model.flavor: 8; expected the name of a flavour"),
         ({"parallelism": {"tensor_parallel_degree": "a"}}, "parallelism.tensor_parallel_degree: 'a'; expected a whole"),
-        ({"parallelism": {"tensor_parallel_degree": 7}}, "--world-size: 256; expected 252"),
+        ({"parallelism": {"tensor_parallel_degree": 7}}, "--devices: 256; expected 252"),
         ({"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "GPipe"}}, "expected 1F1B or"),
         ({"training": {"global_batch_size": 100}}, "global_batch_size: 100; expected a multiple of 256"),
         ({"optimizer": {"name": "Lion"}}, "optimizer.name: 'Lion' is not supported; expected AdamW"),
@@ -241,7 +241,7 @@ def test_what_a_job_may_change(changes: dict[str, Any], said: str) -> None:
 def test_wrong_jobs(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as stop:
         titan("llama3_70b_2026.toml", 256, **changes)
-    assert str(stop.value).startswith("llama3_70b_2026.toml: ") or said.startswith("--world-size")
+    assert str(stop.value).startswith("llama3_70b_2026.toml: ") or said.startswith("--devices")
     assert said in str(stop.value)
 
 
