@@ -283,7 +283,7 @@ class Settings:
         str | None,
         Setting(
             f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
-            "(modules of a layer).",
+            "(modules of a layer). selective is what the --framework calls so, else attention.",
             "Training",
             "none",
             TRAINING,

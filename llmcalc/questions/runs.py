@@ -13,14 +13,16 @@ from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
+from ..frameworks.framework import Framework
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import framework, framework_of, layout_of
+from ..frameworks.registry import FOR_PLANS, framework, framework_of, layout_of
 from ..parallel.layout_request import ANY, Asked, dated
 from ..parallel.nearest import nearest_text, with_nearest
 from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse, RanksUse
 from ..sources.preset import Preset
+from ..workload.recompute import SELECTIVE
 from ..workload.setting import option
 
 
@@ -46,6 +48,12 @@ class RunQuestion(RunOptions):
 
     preset: Preset
     launch: Launch | None = None
+
+    def under(self, record: Framework) -> RunQuestion:
+        """The same question with what `--recompute selective` stands for under a framework."""
+        if self.settings.recompute != SELECTIVE:
+            return self
+        return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
     @property
     def hardware(self) -> Hardware | None:
@@ -152,6 +160,8 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     are known.
     """
     preset, layout, launch = question.preset, question.layout, question.launch
+    record = framework_of(layout) if launch is None else framework(launch.framework)
+    question = question.under(record)
     asked: dict[str, Any] = {
         "preset": preset,
         "accelerators": question.accelerators,
@@ -163,9 +173,9 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     with with_nearest(preset.model, layout if launch is None else ANY, question.tokens):
         one = question.on_one_device()
         if launch is not None:
-            ranks = Cluster.of(one, launch.layout, framework(launch.framework), version, launch.own)
+            ranks = Cluster.of(one, launch.layout, record, version, launch.own)
         else:
-            ranks = Cluster.of(one, layout_of(layout), framework_of(layout), version)
+            ranks = Cluster.of(one, layout_of(layout), record, version)
         answer = RanksUse.made(ranks, **asked, launch=launch)
         _ = answer.fits  # replays every rank that differs: a layout that is impossible is refused here
         return answer
@@ -182,7 +192,9 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_serving import fit_serving
 
-    layout, settings, preset = question.layout, question.settings, question.preset
+    layout = question.layout
+    question = question.under(framework(layout.framework or FOR_PLANS) if layout.devices else framework_of(layout))
+    settings, preset = question.settings, question.preset
     assert question.hardware is not None
     if layout.anything and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
@@ -215,6 +227,7 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     from ..studies.plan import plan_of
 
     layout, preset = question.layout, question.preset
+    question = question.under(framework(layout.framework or FOR_PLANS))
     assert question.hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
