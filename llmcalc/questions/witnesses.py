@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def ask_budget(file: Path) -> ReportedAnswer:
     """Whether models are within the bounds of a budget. Raises `InputError` for a budget that cannot be read."""
     from ..reports.budget import report
-    from ..sources.budgets import read_budget
     from ..studies.budget import broken, check_budget
+    from ..studies.budget_file import read_budget
 
     checks = check_budget(read_budget(file), file.parent)
     return ReportedAnswer(checks, lambda: report(file.name, checks), not broken(checks))
