@@ -4,7 +4,10 @@ checked against a PyTorch model that runs.
     import llmcalc
     spec = llmcalc.load("llama3-8b")
     llmcalc.params(spec).total
-    llmcalc.flops(spec, batch=1, seq=8192).total
+    llmcalc.flops(spec, batch=1, seq="8k").total
+    llmcalc.fit(spec, hardware="h100", users=64).ok
+
+Every command is a function of the same name, with the same options.
 """
 
 from __future__ import annotations
@@ -14,11 +17,56 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .api import flops, kv, load, memory, params
+    from .api import (
+        budget,
+        check,
+        compare,
+        convert,
+        diff,
+        explain,
+        fit,
+        flops,
+        hardware,
+        kv,
+        load,
+        memory,
+        params,
+        plan,
+        plot,
+        presets,
+        schema,
+        shape,
+        verify,
+        web,
+    )
     from .errors import InputError
     from .model import ModelSpec
 
-__all__ = ["InputError", "ModelSpec", "__version__", "flops", "kv", "load", "memory", "params"]
+__all__ = [
+    "InputError",
+    "ModelSpec",
+    "__version__",
+    "budget",
+    "check",
+    "compare",
+    "convert",
+    "diff",
+    "explain",
+    "fit",
+    "flops",
+    "hardware",
+    "kv",
+    "load",
+    "memory",
+    "params",
+    "plan",
+    "plot",
+    "presets",
+    "schema",
+    "shape",
+    "verify",
+    "web",
+]
 
 
 def __getattr__(name: str) -> Any:

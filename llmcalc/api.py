@@ -1,183 +1,563 @@
-"""The Python API: the numbers that the command line prints, with the same checks and error messages.
+"""The Python API: a function for every command, of the same name, with the same options, checks and error messages.
 
-Every function takes a model in one of five forms: a preset's name or a path, a parsed `config.json`, a configuration
-object of `transformers`, the `Preset` that `load` returns, or a `ModelSpec`.
+A function takes a model in one of five forms: a preset's name or a path, a parsed `config.json`, a configuration object
+of `transformers`, the `Preset` that `load` returns, or a `ModelSpec`. Options have the names of the command line, with
+underscores for dashes, and take what it takes (`seq="32k"`); those of the output (`--format`, `--output`, `--notes`,
+`--table`, `--junit`) and `--offline` (the environment variable HF_HUB_OFFLINE) are of the command line alone. Every
+function returns an answer with the document that the command prints with `--format json` (`.document`), the rows of its
+tables (`.records()`), and whether the command would exit with 0 (`.ok`) where it checks something. All raise
+`InputError` for bad input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, cast
 
-from .costs import cache as cache_costs
-from .costs import flops as flop_costs
-from .costs import params as param_costs
-from .errors import InputError, shown
-from .model import ModelSpec
+from .arguments import (
+    Model,
+    batch_or_users,
+    cache_format_of,
+    load,
+    number,
+    options_of,
+    preset_of,
+    run_of,
+    selection_of,
+    spec_of,
+    tokens_of,
+)
+from .drawing import plot
+from .errors import InputError
 from .optional import included
-from .sources.preset import Preset
-from .sources.target import load as load_target
-from .sources.target import load_config
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.validation import maybe_whole, one_of, text, whole
+from .workload.setting import checked_values, declared, length_of
+from .workload.validation import one_of, text, whole
 from .workload.workload import Phase
 
 if TYPE_CHECKING:
     from .device_memory.settings import MemoryPhase
-    from .reports.count_answers import Cache, Flops, Params
-    from .reports.memory_answer import DeviceUse
+    from .page_server import PageServer
+    from .questions.counts import Quantity
+    from .questions.listings import Written
+    from .reports.answer import ReportedAnswer
+    from .reports.flops import Flops
+    from .reports.kv import Cache
+    from .reports.memory_answer import DeviceUse, RanksUse
+    from .reports.params import Params
+    from .symbolic.formulas import Recomputed
+    from .witnesses.reference import Device
+    from .witnesses.run import Witness
 
-Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
-"""The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
+__all__ = [
+    "Model",
+    "budget",
+    "check",
+    "compare",
+    "convert",
+    "diff",
+    "explain",
+    "fit",
+    "flops",
+    "hardware",
+    "kv",
+    "load",
+    "memory",
+    "params",
+    "plan",
+    "plot",
+    "preset_of",
+    "presets",
+    "schema",
+    "shape",
+    "spec_of",
+    "verify",
+    "web",
+]
 
 
-def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = False, **overrides: object) -> Preset:
-    """Loads a model and overrides some of its fields, as in `load("llama3-8b", num_hidden_layers=2)`.
+def params(
+    model: Model, with_mtp: bool = False, with_towers: bool = False, *, measure: bool = False, **options: Any
+) -> Params:
+    """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`.
 
-    target: a preset's name, a path, a hub id, a parsed `config.json` or a configuration object of `transformers`.
-    allow_unknown: whether to ignore misspelt fields and size fields that the config's model type does not have.
-    Raises `InputError`; its message names the field and the fix.
+    model: in any form; also a checkpoint (.safetensors, .gguf), whose header is counted. Of that there is `.total`.
+    measure: whether to count by instantiating its class of transformers. Of that there is `.total`.
+    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank holds.
     """
-    import json
+    from .questions.counts import ParamsQuestion, params_of_file
 
-    try:
-        changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
-    except TypeError as error:
-        raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
-    if isinstance(target, str | Path):
-        return load_target(str(target), changes, allow_unknown=allow_unknown)
-    config = target.to_dict() if hasattr(target, "to_dict") else target
-    if not isinstance(config, Mapping):
-        raise InputError(
-            f"model: {shown(target)}; expected a preset's name, a path, a parsed config.json, a configuration of "
-            "transformers, a Preset or a ModelSpec"
-        )
-    wrong = next((key for key in config if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise InputError(f"config: the key {shown(wrong)} is not text; expected a parsed config.json")
-    return load_config(config, changes, allow_unknown=allow_unknown)
-
-
-def preset_of(model: Model) -> Preset:
-    """Returns the preset of a model given in any form.
-
-    Raises `InputError` for an unknown name, and for a file or a config that is not supported.
-    """
-    if isinstance(model, Preset):
-        return model
-    if isinstance(model, ModelSpec):
-        return Preset.model_construct(name="model", model=model)
-    return load(model)
-
-
-def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model given in any form."""
-    return preset_of(model).model
-
-
-def params(model: Model, with_mtp: bool = False, with_towers: bool = False) -> Params:
-    """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`."""
-    from .reports.count_answers import Params
-
-    preset = preset_of(model)
-    return Params.made(param_costs.params(preset.model, included(with_mtp, with_towers)), preset)
+    found = options_of(options, rank=True)
+    include, rank = included(with_mtp, with_towers), found.asked_rank()
+    if isinstance(model, str | Path):
+        changed = bool(found.reading.get("set") or found.reading.get("head") or include)
+        of_file = params_of_file(str(model), measure, changed=changed, rank=rank)
+        if of_file is not None:
+            return cast("Params", of_file)  # a checkpoint and a class have `total`, their report and nothing else
+    elif measure:
+        raise InputError("--measure: expected a path of a config.json or a hub id")
+    return ParamsQuestion(include, rank).answer(found.read(model))
 
 
 def flops(
     model: Model,
-    batch: int = 1,
-    seq: int | None = None,
-    context: int | None = None,
+    batch: int | str | None = None,
+    seq: int | str | None = None,
+    context: int | str | None = None,
     phase: Phase = "forward",
     pairs: Pairs = "full",
     with_mtp: bool = False,
     *,
-    source: int | None = None,
+    users: int | None = None,
+    source: int | str | None = None,
     attn_implementation: AttentionImplementation = "eager",
     recompute: str = "none",
     mla: LatentForm = "auto",
+    conventions: bool = False,
+    **options: Any,
 ) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
     `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs).
 
-    batch: number of sequences.
+    batch: number of sequences; default 1. users: another name of it, in inference.
     seq: new tokens per sequence; default 2,048, or the number of learned positions where that is smaller. Decoding adds
         one token per sequence; there seq is the context if context is not given.
     context: tokens per sequence that are already in the cache.
     source: tokens that the encoder of an encoder-decoder reads; default as many as the decoder's.
     attn_implementation: kernels of attention, which decide the FLOPs of its backward pass; default eager.
-    recompute: in training, what runs again in the backward pass: none (default), full, full-reentrant, attention,
-        attention+matmuls, every:N or nodes:A,B.
+    recompute: in training, what runs again in the backward pass: none (default), full, full-reentrant, selective,
+        attention, attention+matmuls, every:N or nodes:A,B.
     mla: form of latent attention; default absorbed in decode and expanded in the other phases.
+    conventions: whether the report compares with rules of thumb.
+    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank computes.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
-    from .reports.count_answers import Flops
+    from .questions.counts import FlopsQuestion
 
-    preset = preset_of(model)
-    spec = preset.model
-    whole("--batch", batch)
-    maybe_whole("--seq", seq)
-    maybe_whole("--context", context, least=0)
-    maybe_whole("--source", source)
+    found = options_of(options, rank=True)
     phase = one_of("--phase", phase, Phase)
-    one_of("--pairs", pairs, Pairs)
-    one_of("--attn-implementation", attn_implementation, AttentionImplementation)
-    one_of("--mla", mla, LatentForm)
-    text("--recompute", recompute, "full")
-    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attn_implementation, recompute, mla)
-    return Flops.made(flop_costs.flops(spec, sight, included(with_mtp)), preset)
+    question = FlopsQuestion(
+        batch_or_users(batch, users, phase),
+        tokens_of(seq),
+        number("--context", context, least=0),
+        number("--source", source),
+        phase,
+        one_of("--pairs", pairs, Pairs),
+        one_of("--attn-implementation", attn_implementation, AttentionImplementation),
+        text("--recompute", recompute, "full"),
+        one_of("--mla", mla, LatentForm),
+        conventions,
+        included(with_mtp),
+        found.asked_rank(),
+    )
+    return question.answer(found.read(model))
 
 
 def kv(
-    model: Model, batch: int = 1, seq: int | None = None, dtype: str = "bfloat16", source: int | None = None
+    model: Model,
+    batch: int | str | None = None,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    source: int | str | None = None,
+    *,
+    users: int | None = None,
+    **options: Any,
 ) -> Cache:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
     `.what_if`, `.growth`.
 
+    batch: number of sequences; default 1. users: another name of it.
     seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
+    kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
-    Raises `InputError` for an encoder-only model and for an unknown dtype.
+    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
+    Raises `InputError` for an encoder-only model and for an unknown format.
     """
-    from .reports.count_answers import Cache
+    from .questions.counts import CacheQuestion
 
-    whole("--batch", batch)
-    maybe_whole("--seq", seq)
-    maybe_whole("--source", source)
-    text("--dtype", dtype, "bf16")
-    preset = preset_of(model)
-    return Cache.made(cache_costs.kv(preset.model, batch, seq, dtype, source), preset)
+    kv_dtype = options.pop("dtype", kv_dtype)
+    found = options_of(options, rank=True)
+    question = CacheQuestion(
+        batch_or_users(batch, users, "decode"),
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+        number("--source", source),
+        found.asked_rank(),
+    )
+    return question.answer(found.read(model))
+
+
+def explain(
+    model: Model,
+    node: str | None = None,
+    quantity: Quantity = "all",
+    *,
+    seq: int | str | None = None,
+    batch: int | str | None = None,
+    attn_implementation: AttentionImplementation | None = None,
+    recompute: Recomputed | None = None,
+    pairs: Pairs = "full",
+    kv_dtype: str = "bf16",
+    latex: bool = False,
+    bibtex: bool = False,
+    with_mtp: bool = False,
+    **options: Any,
+) -> ReportedAnswer:
+    """Explains counts as formulas in symbols, with values: `.result` has them as SymPy expressions.
+
+    node: a part, by the end of its path; default the whole model.
+    quantity: params, flops, kv, activations, or all (default), which is parameters, FLOPs and caches.
+    batch, attn_implementation, recompute: of a training pass; for activations alone.
+    latex, bibtex: whether the report's text is LaTeX, with BibTeX entries.
+    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank has.
+    """
+    from .questions.counts import ExplainQuestion, Quantity
+    from .symbolic.formulas import Recomputed
+    from .units import dtype
+
+    kv_dtype = options.pop("dtype", kv_dtype)
+    found = options_of(options, rank=True)
+    try:
+        kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
+    except InputError as error:
+        raise InputError(f"--kv-dtype: {error}") from None
+    if attn_implementation is not None:
+        attn_implementation = one_of("--attn-implementation", attn_implementation, AttentionImplementation)
+    question = ExplainQuestion(
+        node,
+        one_of("--quantity", quantity, Quantity),
+        tokens_of(seq),
+        one_of("--pairs", pairs, Pairs),
+        kv_dtype,
+        number("--batch", batch),
+        attn_implementation,
+        None if recompute is None else one_of("--recompute", recompute, Recomputed),
+        latex,
+        bibtex,
+        included(with_mtp),
+        found.asked_rank(),
+    )
+    return question.answer(found.read(model))
 
 
 def memory(
-    model: Model,
-    phase: MemoryPhase = "inference",
+    model: Model | None = None,
+    phase: MemoryPhase | None = None,
     *,
-    hardware: str | None = None,
+    launch: str | Path | None = None,
+    hardware: str | Iterable[str] | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
-    **settings: Any,
-) -> DeviceUse:
+    cublas_workspace: str | None = None,
+    **options: Any,
+) -> DeviceUse | RanksUse:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
-    `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`).
+    `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`). With the
+    sizes of a layout, or with a launch file of one, that of its ranks: `.peak` and `.by_rank`. `.fits` says on which
+    accelerators it fits.
 
-    hardware: the accelerator whose runtime is taken; default an H100.
-    settings: fields of `llmcalc.device_memory.settings.Settings`, such as batch=2, seq=4096, recompute="full".
+    phase: training, prefill, decode or inference (default). launch: the file that starts the run.
+    hardware: accelerators on which it has to fit, of which the first one's runtime is taken; default an H100.
+    options: `set`, `head`, `allow_unknown`; the settings of the run (batch=2, seq="32k", recompute="full") and of the
+        layout (tp=8), by the names of the command line.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    from .device_memory.cuda_runtime import runtime_of
-    from .device_memory.estimate import memory as on_one_device
-    from .device_memory.settings import settings_of
-    from .reports.memory_answer import DeviceUse
-    from .sources.hardware import find_hardware
+    from .questions.runs import ask_memory, memory_question
 
-    preset = preset_of(model)
-    chosen = settings_of(phase=phase, **settings)
-    runtime = runtime_of(
-        None if hardware is None else find_hardware(text("--hardware", hardware, "h100")),
-        expandable=chosen.allocator == "expandable",
+    found = options_of(options, run=True, layout=True)
+    question = memory_question(
+        model,
+        found.read,
+        run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
+        launch_file=launch,
+        phase_given=phase is not None,
+        allow_unknown=found.reading.get("allow_unknown", False),
+        set=found.reading.get("set"),
+        head=found.reading.get("head"),
+        with_mtp=with_mtp,
+        with_towers=with_towers,
     )
-    include = included(with_mtp, with_towers)
-    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.checkpoint, runtime)
-    return DeviceUse.made(found, preset)
+    return ask_memory(question)
+
+
+def fit(
+    model: Model,
+    hardware: str,
+    phase: MemoryPhase | None = None,
+    *,
+    global_batch: int | str | None = None,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    cublas_workspace: str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
+
+    phase: default inference, or training with devices unless users are given.
+    global_batch: with devices, sequences of a training step of all. options: as of `memory`.
+    """
+    from .questions.runs import RunQuestion, ask_fit, fit_settings
+
+    found = options_of(options, run=True, layout=True)
+    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    given = found.settings | {"phase": phase}
+    settings = fit_settings(run.settings, run.layout, lambda name: given.get(name) is not None)
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=found.read(model))
+    return ask_fit(question, number("--global-batch", global_batch))
+
+
+def plan(
+    model: Model,
+    hardware: str,
+    phase: MemoryPhase | None = None,
+    *,
+    global_batch: int | str | None = None,
+    rows: int = 10,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    cublas_workspace: str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Layouts over many devices that fit, the best first: `.result.plan`; `.ok` says whether there is one.
+
+    global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
+    options: as of `memory`; sizes of groups that are given hold for all layouts.
+    """
+    from .questions.runs import RunQuestion, ask_plan, plan_settings
+
+    found = options_of(options, run=True, layout=True)
+    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    settings = plan_settings(run.settings, lambda name: phase is not None)
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=found.read(model))
+    return ask_plan(question, number("--global-batch", global_batch), whole("--rows", rows))
+
+
+def compare(
+    *models: Model,
+    all: bool = False,
+    kind: str | None = None,
+    attention: str | None = None,
+    moe: bool | None = None,
+    min_params: int | str | None = None,
+    max_params: int | str | None = None,
+    sort: str | None = None,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    **options: Any,
+) -> ReportedAnswer:
+    """Compares models: sizes, ratios of sizes, cost per token; `.result` has a pair (preset, quantities) of each.
+
+    all: every preset that the filters take: kind, attention, moe, min_params, max_params.
+    sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
+    """
+    from .questions.comparisons import ask_compare, check_compared
+    from .questions.listings import select_presets
+
+    kv_dtype = options.pop("dtype", kv_dtype)
+    found, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
+    check_compared(bool(models), all, selection)
+    if all and not (found.reading.get("set") or found.reading.get("head")):
+        return ask_compare(select_presets(selection), tokens_of(seq), cache_format_of(kv_dtype), sort)
+    chosen = [preset.name for preset, _ in select_presets(selection)] if all else models
+    return ask_compare([(found.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort)
+
+
+def diff(
+    *models: Model,
+    git: str | None = None,
+    models_only: bool = False,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    **options: Any,
+) -> ReportedAnswer:
+    """What changes from one model to another, or with `git` in files since a commit: a `.result` for each pair.
+
+    models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
+    `allow_unknown`.
+    """
+    from .questions.differences import ask_diff, changes_to_compare
+
+    kv_dtype = options.pop("dtype", kv_dtype)
+    found = options_of(options)
+    reading = found.reading
+    changes = changes_to_compare(
+        models,
+        found.read,
+        git,
+        models_only,
+        reading.get("head"),
+        reading.get("allow_unknown", False),
+        bool(reading.get("set")),
+    )
+    return ask_diff(changes, tokens_of(seq), cache_format_of(kv_dtype))
+
+
+def shape(
+    model: Model | None = None,
+    *,
+    params: int | str | None = None,
+    flops: float | str | None = None,
+    tokens: int | str | None = None,
+    ffn_ratio: float | str | None = None,
+    head_dim: int | None = None,
+    kv_ratio: float | str | None = None,
+    vocab: int | str | None = None,
+    tie: bool | None = None,
+    rows: int = 12,
+    tolerance: float = 2.0,
+    literature: bool = False,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    set: str | Iterable[str] = (),
+    allow_unknown: bool = False,
+) -> ReportedAnswer:
+    """Other shapes of the same budget, deep to wide, with the ratios of a model: `.result` is the study.
+
+    params, flops, tokens: the budget, of parameters or of training FLOPs; default the model's own parameters.
+    rows: shapes to show. tolerance: how far off the budget, in percent.
+    """
+    from .questions.comparisons import ShapeQuestion
+
+    overrides = (set,) if isinstance(set, str) else tuple(set)
+    question = ShapeQuestion(
+        params,
+        flops,
+        tokens,
+        None if ffn_ratio is None else str(ffn_ratio),
+        None if head_dim is None else whole("--head-dim", head_dim, 2, 4096),
+        None if kv_ratio is None else str(kv_ratio),
+        vocab,
+        tie,
+        whole("--rows", rows, 1, 256),
+        tolerance,
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+    )
+    return question.answer(
+        model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, literature=literature
+    )
+
+
+def budget(file: str | Path = "llmcalc.toml") -> ReportedAnswer:
+    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold."""
+    from .questions.witnesses import ask_budget
+
+    return ask_budget(Path(file))
+
+
+def verify(
+    *models: Model,
+    all: bool = False,
+    device: Device = "meta",
+    against: Witness = "reference",
+    batch: int | str = 1,
+    seq: int | str | None = None,
+    every_layer: bool = False,
+    memory: bool = False,
+    distributed: bool = False,
+    num_microbatches: int | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Compares every closed form with a model that runs: `.result.verdicts`, one a model; `.ok` whether all are equal.
+
+    all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
+    layout. The others: as on the command line.
+    """
+    from .parallel.layout_request import Asked
+    from .questions.witnesses import Verification
+    from .sources.presets import model_names
+    from .witnesses.reference import Device
+    from .witnesses.run import Witness
+
+    found = options_of(options, layout=True)
+    verification = Verification(
+        all,
+        one_of("--device", device, Device),
+        one_of("--against", against, Witness),
+        whole("--batch", length_of("--batch", batch), most=1024),
+        number("--seq", seq, most=2**20),
+        every_layer,
+        memory,
+        distributed,
+        Asked(**checked_values(declared(Asked), found.layout)),
+        number("--num-microbatches", num_microbatches),
+    )
+    verification.check_targets(bool(models))
+    return verification.answer(model_names() if all else models, found.read)
+
+
+def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
+    """Compares the tensors of a checkpoint with a model: `.result` has those that are missing, extra or misshapen.
+
+    checkpoint: a file, a folder or a hub id; only its header is read. options: `set`, `head`, `allow_unknown`.
+    """
+    from .questions.witnesses import ask_check, read_stored
+
+    found = options_of(options)
+    preset = found.read(model)
+    return ask_check(preset, str(checkpoint), read_stored(str(checkpoint)))
+
+
+def convert(model: Model, to: Written = "toml", **options: Any) -> str:
+    """The text of a model as a native description (toml), or as the config.json of a transformers class (hf)."""
+    from .questions.listings import Written, converted
+
+    return converted(options_of(options).read(model), one_of("--to", to, Written))
+
+
+def presets(
+    *names: str,
+    kind: str | None = None,
+    attention: str | None = None,
+    moe: bool | None = None,
+    min_params: int | str | None = None,
+    max_params: int | str | None = None,
+    sort: str = "name",
+    details: bool = False,
+) -> ReportedAnswer:
+    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each."""
+    from .questions.listings import ask_presets
+
+    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details)
+
+
+def hardware(*names: str) -> ReportedAnswer:
+    """The accelerators of these names, or all: `.result` has a record of each, with its figures and their sources."""
+    from .questions.listings import ask_hardware
+
+    return ask_hardware([text("NAME", name, "h100") for name in names])
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of native descriptions."""
+    from .sources.json_schema import description_schema
+
+    return description_schema()
+
+
+def web(
+    port: int = 0, export: str | Path | None = None, rebuild: bool = False, browser: bool = True
+) -> PageServer | Path:
+    """Serves the page that counts in a browser, in a thread: `.address`, and `.close()`.
+
+    port: default any that is free. export: a new folder that the page is written into, instead; it is returned.
+    rebuild: whether the page is built anew. browser: whether a browser opens it.
+    Raises `InputError` without a checkout of the repository, and for what the build lacks.
+    """
+    import webbrowser
+
+    from .page_server import PageServer, build_page, check_export, export_page
+
+    if export is not None:
+        check_export(Path(export))
+    page, _ = build_page(rebuild)
+    if export is not None:
+        export_page(page, Path(export))
+        return Path(export)
+    server = PageServer(page, port)
+    server.start()
+    if browser:
+        webbrowser.open(server.address)
+    return server

@@ -28,10 +28,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.kv("gpt2", seq=0), "--seq: 0 is too small; expected at least 1"),
     (lambda: llmcalc.kv("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
     (lambda: llmcalc.memory("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
-    (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected 1 or more"),  # type: ignore[arg-type]
+    (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected 1 or more"),
     (lambda: llmcalc.memory("gpt2", dtype=3), "--dtype: 3 is not text; expected a name such as 'bf16'"),
     (lambda: llmcalc.memory("gpt2", hardware=24), "--hardware: 24 is not text"),  # type: ignore[arg-type]
-    (lambda: llmcalc.kv("gpt2", dtype=None), "--dtype: none is not text"),  # type: ignore[arg-type]
+    (lambda: llmcalc.kv("gpt2", dtype=None), "--kv-dtype: none is not text"),
     (lambda: llmcalc.flops("gpt2", recompute=3), "--recompute: 3 is not text"),  # type: ignore[arg-type]
     (lambda: llmcalc.load("gpt2", hidden_size={1}), "overrides: Object of type set is not JSON serializable"),
     (lambda: llmcalc.params({"model_type": "llama", 3: 4}), "config: the key 3 is not text"),
@@ -51,8 +51,9 @@ def test_what_is_wrong_is_said(ask: Callable[[], Any], message: str) -> None:
 
 @pytest.mark.parametrize("option", ["--seq", "--batch"])
 def test_the_command_line_says_the_same(option: str, run: Any) -> None:
+    given: Any = {option.removeprefix("--"): 0}
     with pytest.raises(InputError) as error:
-        llmcalc.flops("gpt2", **{option.removeprefix("--"): 0})
+        llmcalc.flops("gpt2", **given)
     assert run("flops", "gpt2", option, "0").err == f"error: {error.value}\n"
 
 

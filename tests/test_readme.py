@@ -133,7 +133,7 @@ def test_python_example(page: Path) -> None:
     for line in code.splitlines():
         expression, _, expected = line.partition("#")
         if expected:
-            assert eval(expression, space) == int(expected), line
+            assert eval(expression, space) == ast.literal_eval(expected.strip()), line
         else:
             exec(line, space)
 

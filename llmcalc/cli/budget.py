@@ -5,33 +5,33 @@ from typing import Annotated
 
 import typer
 
-from ..reports.budget import junit, report
-from ..sources.budgets import read_budget
-from ..studies.budget import broken, check_budget
-from .options import FormatOption, JunitOption, NotesOption, OfflineOption, Output, show
+from ..questions.witnesses import ask_budget
+from ..reports.budget import junit
+from .options import JunitOption, OfflineOption
 from .output import writable, written
+from .target_options import Writing, takes_target
 
 
+@takes_target
 def command(
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model."),
     ] = Path("llmcalc.toml"),
     junit_file: JunitOption = None,
-    notes: NotesOption = False,
-    fmt: FormatOption = "table",
     offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    writing: Writing,
 ) -> None:
     """Check bounds on what models cost, for CI.
     On parameters, FLOPs, KV cache, memory; exit code 1 if a bound is broken.
     """
     if junit_file is not None:
         writable(junit_file, "--junit")
-    checks = check_budget(read_budget(file), file.parent)
+    answer = ask_budget(file)
     if junit_file is not None:
         with written(junit_file, "--junit") as out:
-            out.write(junit(file.name, checks))
-    show(report(file.name, checks), fmt, output, notes)
-    if broken(checks):
+            out.write(junit(file.name, answer.result))
+    writing.show(answer.report())
+    if not answer.ok:
         raise typer.Exit(1)

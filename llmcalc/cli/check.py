@@ -1,30 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..reports.checkpoint import check_report
-from ..sources.checkpoints.read import read_checkpoint
-from ..sources.hub import fetch_headers
-from ..sources.names import is_hub_id
-from ..witnesses.checkpoint import match
-from .options import (
-    AllowUnknown,
-    FormatOption,
-    HeadOption,
-    NotesOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    Target,
-    about,
-    load_one,
-    show,
-)
+from ..questions.witnesses import ask_check, read_stored
+from ..sources.preset import about
+from .options import Target
+from .target_options import Reading, Writing, takes_target
 
 
+@takes_target
 def command(
     checkpoint: Annotated[
         str,
@@ -35,25 +21,17 @@ def command(
         ),
     ],
     target: Target,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
-    notes: NotesOption = False,
-    fmt: FormatOption = "table",
-    offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    reading: Reading,
+    writing: Writing,
 ) -> None:
     """Compare the tensors of a checkpoint with a model. Only the header is read.
     Exit code 1 if they differ.
     """
-    preset = load_one(target, overrides, head, allow_unknown)
-    stored = (
-        fetch_headers(checkpoint)
-        if not Path(checkpoint).exists() and is_hub_id(checkpoint)
-        else read_checkpoint(Path(checkpoint))
-    )
+    preset = reading.load(target)
+    stored = read_stored(checkpoint)
     with about(preset):
-        found = match(preset.model, stored)
-    show(check_report(preset, checkpoint, stored, found), fmt, output, notes)
-    if not found.ok:
+        answer = ask_check(preset, checkpoint, stored)
+    writing.show(answer.report())
+    if not answer.ok:
         raise typer.Exit(1)

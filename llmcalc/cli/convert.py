@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import typer
 
-from ..sources.to_hf import to_config
-from .options import AllowUnknown, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, opened
+from ..questions.listings import Written, converted
+from ..sources.preset import about
+from .options import Output, Target, opened
+from .target_options import Reading, takes_target
 
-Written: TypeAlias = Literal["toml", "hf"]
 
-
+@takes_target
 def command(
     target: Target,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
     to: Annotated[
         Written | None,
         typer.Option(
@@ -24,21 +22,15 @@ def command(
             show_default=False,
         ),
     ] = None,
-    offline: OfflineOption = False,
     output: Output = None,
+    *,
+    reading: Reading,
 ) -> None:
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
-    preset = load_one(target, overrides, head, allow_unknown)
-    if (to or ("hf" if output is not None and output.suffix == ".json" else "toml")) == "hf":
-        import json
-
-        with about(preset):
-            text = json.dumps(to_config(preset.model), indent=2) + "\n"
-    else:
-        from ..sources.to_toml import dump_toml
-
-        text = dump_toml(preset)
+    preset = reading.load(target)
+    with about(preset):
+        text = converted(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
     with opened(output) as out:
         out.write(text)

@@ -7,33 +7,19 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import Asked
-from ..questions import RunQuestion, ask_fit
+from ..questions.runs import RunQuestion, ask_fit, fit_settings
 from ..sources.hardware import find_hardware
+from ..sources.preset import about
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import (
-    AllowUnknown,
-    FormatOption,
-    HeadOption,
-    NotesOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    TableOption,
-    Target,
-    WithMtp,
-    WithTowers,
-    about,
-    is_given,
-    load_one,
-    show,
-    size,
-)
+from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
+from .target_options import Reading, Writing, takes_target
 
 
 @takes_settings
 @takes_layout
+@takes_target
 def command(
     context: typer.Context,
     target: Target,
@@ -43,31 +29,30 @@ def command(
     global_batch: Annotated[
         int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
     ] = None,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     cublas_workspace: CublasWorkspace = None,
-    notes: NotesOption = False,
     table: TableOption = None,
-    fmt: FormatOption = "table",
-    offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    reading: Reading,
+    writing: Writing,
 ) -> None:
     """Whether a run fits, and what would make it fit.
     With --devices, with some layout over them, and how many it needs: training, or with --phase or --users inference.
     Exit code 1 if it does not fit.
     """
-    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
-    trains = asked.devices is not None and not is_given(context, "users") and not is_given(context, "phase")
-    settings = settings.with_(phase="training") if trains else settings
+    include = included(with_mtp, with_towers)
     question = RunQuestion(
-        preset, settings, asked, included(with_mtp, with_towers), find_hardware(hardware), cublas_workspace
+        preset=reading.load(target, include),
+        settings=fit_settings(settings, asked, lambda name: is_given(context, name)),
+        layout=asked,
+        include=include,
+        accelerators=(find_hardware(hardware),),
+        workspace=cublas_workspace,
     )
-    with about(preset):
+    with about(question.preset):
         answer = ask_fit(question, global_batch)
         report = answer.report()
-    show(report, fmt, output, notes, table)
-    if answer.verdict == "no":
+    writing.show(report, table)
+    if not answer.ok:
         raise typer.Exit(1)

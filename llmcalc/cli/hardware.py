@@ -4,23 +4,14 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..accelerator import Hardware
-from ..reports.hardware import report
-from ..sources.hardware import find_hardware, hardware_names, load_hardware
-from .options import FormatOption, NotesOption, Output, show
+from ..questions.listings import ask_hardware
+from ..sources.hardware import hardware_names
+from .target_options import Writing, takes_target
 
 
 def complete_name(incomplete: str) -> list[str]:
     """Accelerators' names for the shell's completion."""
     return [name for name in hardware_names() if name.startswith(incomplete.lower())]
-
-
-def accelerators(names: list[str] | None) -> list[Hardware]:
-    """The accelerators of these names; one that is named twice, by another alias, once."""
-    found: list[Hardware] = []
-    for one in map(find_hardware, names or ()):
-        found += [] if one in found else [one]
-    return found
 
 
 OneAccelerator: TypeAlias = Annotated[
@@ -46,14 +37,9 @@ Names = Annotated[
 ]
 
 
-def command(
-    names: Names = None,
-    notes: NotesOption = False,
-    fmt: FormatOption = "table",
-    output: Output = None,
-) -> None:
+@takes_target
+def command(names: Names = None, *, writing: Writing) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.
     """
-    chosen = [find_hardware(name) for name in names] if names else [load_hardware(name) for name in hardware_names()]
-    show(report(chosen, details=bool(names)), fmt, output, notes or bool(names))
+    writing.show(ask_hardware(names or ()).report(), notes=bool(names))

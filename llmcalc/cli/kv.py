@@ -2,30 +2,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..costs.cache import kv
 from ..costs.context_length import MOST_CONTEXT, USUAL
-from ..errors import InputError
+from ..parallel.counted_rank import ANY_RANK, AskedRank
+from ..questions.counts import CacheQuestion
 from ..reports.document import joined
-from ..reports.kv import report
-from .layout_options import ANY_RANK, AskedRank, takes_rank
-from .options import (
-    AllowUnknown,
-    Batch,
-    CacheDtype,
-    FormatOption,
-    HeadOption,
-    NotesOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    Source,
-    TableOption,
-    Targets,
-    about,
-    load_one,
-    show,
-    size,
-)
+from ..sources.preset import about
+from ..workload.inference import batch_of
+from .layout_options import takes_rank
+from .options import Batch, CacheDtype, Source, TableOption, Targets, Users, size
+from .target_options import Reading, Writing, takes_target
 
 SEQ_HELP = (
     f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
@@ -34,31 +19,26 @@ SEQ_HELP = (
 
 
 @takes_rank
+@takes_target
 def command(
     targets: Targets,
-    batch: Batch = 1,
+    batch: Batch = None,
+    users: Users = None,
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
-    dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtype = "bf16",
     asked: AskedRank = ANY_RANK,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
-    notes: NotesOption = False,
     table: TableOption = None,
-    fmt: FormatOption = "table",
-    offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    reading: Reading,
+    writing: Writing,
 ) -> None:
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
-    if "cp" in asked.sizes:
-        raise InputError(f"--cp {asked.sizes['cp']}: divides the sequences of training; expected no --cp")
+    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, asked)
     reports = []
-    for preset in [load_one(target, overrides, head, allow_unknown) for target in targets]:
+    for preset in [reading.load(target) for target in targets]:
         with about(preset):
-            share = asked.share(preset.model, lambda one: kv(one, batch, seq, dtype, source).bytes, "caches")
-            cache = kv(preset.model if share is None else share.model, batch, seq, dtype, source)
-            reports.append(report(preset, cache, share))
-    show(joined(reports), fmt, output, notes, table)
+            reports.append(question.answer(preset).report())
+    writing.show(joined(reports), table)

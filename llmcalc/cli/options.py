@@ -1,10 +1,10 @@
-"""Arguments and options that commands share, and the two ends of each: reading TARGETs, writing the answer."""
+"""Arguments and options that commands share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias, get_args
 
@@ -12,21 +12,19 @@ import typer
 
 from ..components.head import HeadKind
 from ..costs.context_length import USUAL
-from ..errors import InputError, MissingExtra
-from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
-from ..reports.document import Report, fitted_to
-from ..reports.formats import WRITERS, Format
+from ..errors import InputError
+from ..optional import MTP, TOWERS, OptionalPart
+from ..reports.formats import Format
 from ..sources.names import STDIN
-from ..sources.preset import Preset
-from ..sources.target import load
 from ..studies.selection import KINDS
 from ..units import dtype as dtype_of
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
+from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.recompute import MODES
 from ..workload.validation import LARGEST, maybe_whole, one_of
-from .output import remark, stdout, writable, written
+from .output import stdout, writable, written
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -78,8 +76,8 @@ Overrides: TypeAlias = Annotated[
 ]
 
 
-def _name_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
-    """An option that takes a name.
+def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
+    """The option of the KV cache's format.
 
     known: returns the name that the command uses; raises `InputError`, without the option's name, for an unknown one.
     text: its help.
@@ -91,17 +89,17 @@ def _name_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
         except InputError as error:
             raise InputError(f"{option.opts[0]}: {error}") from None
 
-    return typer.Option(metavar=metavar, callback=checked, help=text)
+    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=checked, help=text)
 
 
-def number_format(text: str) -> Any:
-    """An option that takes the name of a number format. text: its help."""
-    return _name_option("DTYPE", dtype_of, text)
+def cache_number_format(text: str) -> Any:
+    """The option of the KV cache's format where it is a number format. text: its help."""
+    return _cache_option("DTYPE", dtype_of, text)
 
 
 def cache_format_option(text: str) -> Any:
-    """An option that takes the name of a cache format. text: its help."""
-    return _name_option("FORMAT", _known_cache_format, text)
+    """The option of the KV cache's format. text: its help."""
+    return _cache_option("FORMAT", _known_cache_format, text)
 
 
 def _known_cache_format(name: str) -> str:
@@ -112,10 +110,8 @@ def _known_cache_format(name: str) -> str:
     return name
 
 
-CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
-
-CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of keys and values: {CACHE_FORMATS}")]
-ElementDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
+CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV cache: {CACHE_FORMATS}")]
+ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
 def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST) -> Any:
@@ -132,7 +128,8 @@ def _length(given: str | int) -> int:
     return given if isinstance(given, int) else parse_length(given)
 
 
-Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
+Batch: TypeAlias = Annotated[int | None, size("--batch", "-b", text="Sequences at once; 1 if not given.")]
+Users: TypeAlias = Annotated[int | None, size("--users", "--concurrency", text=USERS.setting.help)]
 Seq: TypeAlias = Annotated[
     int | None,
     size(
@@ -337,53 +334,6 @@ WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]
 WithTowers: TypeAlias = Annotated[bool, _counting_in(TOWERS)]
 
 
-@contextmanager
-def about(preset: Preset | None) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about, where there is one;
-    what is not installed is missing for any.
-    """
-    try:
-        yield
-    except MissingExtra:
-        raise
-    except InputError as error:
-        raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
-
-
-def load_one(
-    target: str,
-    overrides: list[str] | None,
-    head: HeadKind | None = None,
-    allow_unknown: bool = False,
-    include: frozenset[str] = frozenset(),
-) -> Preset:
-    """A TARGET with its overrides; what its reader remarks goes to stderr after the answer, and so does a part that was
-    asked for (include) and that the model does not have.
-    """
-    preset = load(target, tuple(overrides or ()), head, allow_unknown)
-    absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
-    for note in (*preset.notes, *(f"{part.option} changes nothing: the model has no {part.title}" for part in absent)):
-        remark(f"note: {preset.name}: {note}")
-    return preset
-
-
 def opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     """FILE, written whole or not at all, or stdout."""
     return written(output, "--output") if output is not None else stdout()
-
-
-def show(report: Report, fmt: Format, output: Path | None, notes: bool = False, table: str | None = None) -> None:
-    """Writes the answer to FILE, whole or not at all, or to stdout.
-    Warnings go to stderr where the format has no room for notes. notes: all of them, not the first alone. table: of
-    several, the one to write.
-    """
-    writer = WRITERS[fmt]
-    if table is not None:
-        report = report.only(table)
-    if not notes and fmt in ("table", "markdown"):
-        report = report.brief()
-    for text in report.warnings if writer.warns_apart else ():
-        remark(f"note: {text}")
-    with opened(output) as out:
-        encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
-        writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)

@@ -60,10 +60,9 @@ def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfC
     return OptionOfCommand(Annotated[str | None, typed], default)
 
 
-def options_of(settings: type, names: Iterable[str] | None = None) -> dict[str, OptionOfCommand]:
-    """The options of a class's settings. names: those that a command takes; by default all."""
-    every = declared(settings)
-    return {name: option_of(every[name], getattr(settings, name)) for name in (every if names is None else names)}
+def options_of(settings: type) -> dict[str, OptionOfCommand]:
+    """The options of a class's settings."""
+    return {name: option_of(found, getattr(settings, name)) for name, found in declared(settings).items()}
 
 
 def takes(

@@ -1,36 +1,21 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..costs.context_length import usual_sequence
-from ..errors import InputError
-from ..reports.shape import report
-from ..studies.shape import budget_for, family, proportion, standard, study
-from ..units import parse_count
-from .options import (
-    AllowUnknown,
-    CacheDtype,
-    FormatOption,
-    NotesOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    Seq,
-    TargetOrNone,
-    about,
-    load_one,
-    show,
-)
+from ..questions.comparisons import ShapeQuestion
+from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone
+from .target_options import Reading, Writing, takes_target
 
 
+@takes_target
 def command(
     target: TargetOrNone = None,
-    parameters: Annotated[
+    params: Annotated[
         str | None, typer.Option("--params", metavar="N", help="Budget of parameters, such as 8B.", show_default=False)
     ] = None,
-    train: Annotated[
+    flops: Annotated[
         str | None,
         typer.Option("--flops", metavar="C", help="Budget of training FLOPs, such as 1e24.", show_default=False),
     ] = None,
@@ -62,57 +47,17 @@ def command(
         bool, typer.Option("--literature", help="Also print what published studies say about each depth and width.")
     ] = False,
     seq: Seq = None,
-    dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     allow_unknown: AllowUnknown = False,
-    notes: NotesOption = False,
-    fmt: FormatOption = "table",
     offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    writing: Writing,
 ) -> None:
     """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
-    given = {
-        "head_dim": ("--head-dim", head_dim),
-        "num_key_value_heads": ("--kv-ratio", kv_ratio),
-        "intermediate_size": ("--ffn-ratio", ffn_ratio),
-        "vocab_size": ("--vocab", vocab),
-        "tie_word_embeddings": ("--tie" if tie else "--no-tie", tie),
-    }
-    _refuse_contradictions(overrides or [], given, target is None)
-    allowed = _count(parameters, "--params"), _count(train, "--flops"), _count(tokens, "--tokens")
-    preset = load_one(standard(*allowed) if target is None else target, overrides, None, allow_unknown)
-    own = None if target is None else preset.model
-    length = usual_sequence(preset.model) if seq is None else seq
-    with about(None if target is None else preset):
-        members = family(
-            preset.model,
-            head_dim,
-            proportion(kv_ratio, "--kv-ratio"),
-            proportion(ffn_ratio, "--ffn-ratio"),
-            _count(vocab, "--vocab"),
-            tie,
-        )
-        budget = budget_for(own, *allowed, length)
-        found = study(members, budget, own, rows, tolerance, length, dtype)
-    show(report(found, preset, own is not None, literature, flat=fmt == "csv"), fmt, output, notes or literature)
-
-
-def _count(text: str | None, what: str) -> int | None:
-    return None if text is None else parse_count(text, what)
-
-
-def _refuse_contradictions(overrides: list[str], given: dict[str, tuple[str, Any]], no_target: bool) -> None:
-    """Raises `InputError` where --set and an option set the same size, or --set a size that a study chooses.
-
-    given: the option that sets a field, and its value, by the field's name.
-    """
-    for override in overrides:
-        field = override.partition("=")[0].strip().rpartition(".")[2]
-        option, value = given.get(field, ("", None))
-        if value is not None:
-            raise InputError(f"{option} and --set {override.strip()}: both set {field}; expected one of them")
-        if no_target and field in ("hidden_size", "num_hidden_layers"):
-            raise InputError(
-                f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers from "
-                "the budget; expected other fields, or a TARGET"
-            )
+    question = ShapeQuestion(
+        params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
+    )
+    reading = Reading(overrides, None, allow_unknown)
+    answer = question.answer(target, reading.load, overrides or (), literature=literature, flat=writing.fmt == "csv")
+    writing.show(answer.report(), notes=literature)

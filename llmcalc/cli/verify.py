@@ -1,51 +1,27 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..parallel.layout import Layout
 from ..parallel.layout_request import ANY, Asked
+from ..questions.witnesses import Verification
 from ..reports.junit import junit
-from ..reports.verify import report
-from ..simulator.lowering import Unsupported
 from ..sources.presets import model_names
-from ..witnesses.checks import Verdict
-from ..witnesses.distributed.compare import job_for, verify_distributed
-from ..witnesses.distributed.launch import launched, launched_rank
+from ..witnesses.distributed.launch import launched_rank
 from ..witnesses.reference import Device
-from ..witnesses.run import Witness, verify
+from ..witnesses.run import Witness
 from .layout_options import takes_layout
-from .options import (
-    AllowUnknown,
-    FormatOption,
-    HeadOption,
-    JunitOption,
-    NotesOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    TableOption,
-    TargetsOrNone,
-    about,
-    load_one,
-    show,
-    size,
-)
+from .options import JunitOption, TableOption, TargetsOrNone, size
 from .output import writable, written
+from .target_options import Reading, Writing, takes_target
 
 
 @takes_layout
+@takes_target
 def command(
     targets: TargetsOrNone = None,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Verify every preset. Those that cannot be compared are listed as skipped.")
     ] = False,
@@ -79,75 +55,28 @@ def command(
         int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
     ] = None,
     junit_file: JunitOption = None,
-    notes: NotesOption = False,
     table: TableOption = None,
-    fmt: FormatOption = "table",
-    offline: OfflineOption = False,
-    output: Output = None,
+    *,
+    reading: Reading,
+    writing: Writing,
 ) -> None:
     """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache, memory; exit code 1 on any mismatch.
     """
-    if everything == bool(targets):
-        raise InputError("verify: expected TARGET... or --all")
-    if distributed:
-        _only_distributed(everything, device, against, every_layer, memory)
-    elif asked.anything or num_microbatches is not None:
-        raise InputError("verify: options of layouts only apply to --distributed")
+    verification = Verification(
+        everything, device, against, batch, seq, every_layer, memory, distributed, asked, num_microbatches
+    )
+    verification.check_targets(bool(targets))
     if junit_file is not None:
         writable(junit_file, "--junit")
-    names = list(model_names()) if everything else list(targets or ())
-    verdicts: list[Verdict] = []
-    skipped: dict[str, str] = {}
-    for name in _progress(names):
-        try:
-            preset = load_one(name, overrides, head, allow_unknown)
-            if distributed:
-                with about(preset):
-                    job = job_for(preset.model, _layout(asked), batch, seq, num_microbatches)
-                    verdicts.append(verify_distributed(job, preset.name))
-                continue
-            with about(preset), _witness(against):
-                verdicts.append(verify(preset, against, device, batch, seq, every_layer, memory))
-        except InputError as error:
-            if not everything or (against == "reference" and not isinstance(error, Unsupported)):
-                raise
-            skipped[name] = str(error).removeprefix(f"{name}: ")
+    answer = verification.answer(_progress(list(model_names()) if everything else list(targets or ())), reading.load)
     if junit_file is not None:
         with written(junit_file, "--junit") as out:
-            out.write(junit(verdicts, skipped))
+            out.write(junit(answer.result.verdicts, answer.result.skipped))
     if launched_rank() == 0:
-        show(report(verdicts, skipped), fmt, output, notes, table)
-    if not verdicts or not all(v.ok for v in verdicts):
+        writing.show(answer.report(), table)
+    if not answer.ok:
         raise typer.Exit(1)
-
-
-def _only_distributed(everything: bool, device: Device, against: Witness, every_layer: bool, memory: bool) -> None:
-    """Raises `InputError` for options of another comparison."""
-    if everything:
-        raise InputError("--distributed: expected TARGET, not --all")
-    if against != "reference" or device != "meta" or every_layer or memory:
-        raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
-
-
-def _layout(asked: Asked) -> Layout:
-    """The layout over as many processes as torchrun has started, or over two if nothing says how many."""
-    if launched() and asked.devices is None:
-        asked = replace(asked, devices=int(os.environ["WORLD_SIZE"]))
-    layout = asked.layout()
-    return layout if asked.devices is not None or layout.world > 1 else replace(asked, devices=2).layout()
-
-
-@contextmanager
-def _witness(against: Witness) -> Iterator[None]:
-    """A spec whose sizes the witness's own arithmetic does not hold (tensors past 2^63 elements) is bad input to it."""
-    try:
-        yield
-    except (RuntimeError, ArithmeticError, MemoryError) as error:
-        what = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise InputError(
-            f"--against {against} cannot run this model: {what}; expected sizes that its witness can hold"
-        ) from error
 
 
 def _progress(names: list[str]) -> Iterator[str]:

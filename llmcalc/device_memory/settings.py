@@ -21,11 +21,13 @@ from ..workload.execution import (
     NormImplementation,
     OptimizerImplementation,
 )
+from ..workload.inference import CACHE_FORMATS, USERS, batch_of
 from ..workload.lora import ALL_LINEAR, Base, Library
 from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
     TRAINING,
     WITHOUT_GRADIENTS,
+    Declared,
     Setting,
     check_phase,
     checked_values,
@@ -65,8 +67,6 @@ SERVED_TOKENS = 8192
 
 MOST_MICROBATCHES = 2**20
 """The most micro-batches per step. From the second on all are alike, so two are replayed."""
-
-CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
 
 
 def check_number_format(where: str, value: str) -> str:
@@ -271,7 +271,7 @@ class Settings:
         str | None,
         Setting(
             f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
-            "(modules of a layer).",
+            "(modules of a layer). selective is what the --framework calls so, else attention.",
             "Training",
             "none",
             TRAINING,
@@ -565,9 +565,32 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
+CHECKPOINTING = Declared("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
+
+SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHECKPOINTING)}
+"""Names that stand for a setting, beside its own."""
+
+
+def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
+    """The settings of these values, among which are those of `SHORTHANDS`.
+
+    Raises `InputError` where two of them say one setting.
+    """
+    settings = Settings(**{name: value for name, value in values.items() if name not in SHORTHANDS})
+    settings = settings.with_(batch=batch_of(settings.batch, values.get(USERS.name), settings.phase))
+    if not values.get(CHECKPOINTING.name):
+        return settings
+    if settings.recompute not in (None, "full"):
+        raise InputError(
+            f"--gradient-checkpointing: it is --recompute full, and --recompute is {settings.recompute}; expected "
+            "one of the two"
+        )
+    return settings.with_(recompute="full")
+
+
 def settings_of(**given: Any) -> Settings:
     """The settings of these names and values.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return Settings(**checked_values(Settings, given))
+    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, given))

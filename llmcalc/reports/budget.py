@@ -9,8 +9,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from .. import units
-from ..sources.budgets import KINDS, Limit
 from ..studies.budget import Check, broken
+from ..studies.budget_file import KINDS, Limit
 from .document import Column, Report, Row, Shown, Table, noted, said, text_of
 from .junit import xml_text
 from .notes import plural

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .. import units
 from ..sources.checkpoints.header import Checkpoint
 from ..sources.preset import Preset
 from ..witnesses.checkpoint import Match
+from .answer import Answer
 from .document import Column, Report, Row, Table
 from .summary import model_data
 
@@ -124,3 +126,18 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
 
 def _shape(shape: tuple[int, ...]) -> str:
     return " × ".join(f"{n:,}" for n in shape)
+
+
+@dataclass(frozen=True, repr=False)
+class StoredParams(Answer):
+    """The elements of a checkpoint. name: of its file. checkpoint: its header. total: all elements."""
+
+    name: str
+    checkpoint: Checkpoint
+
+    @property
+    def total(self) -> int:
+        return self.checkpoint.elements
+
+    def report(self) -> Report:
+        return report(self.name, self.checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -17,6 +17,7 @@ from ..sources.preset import Preset
 from ..studies.rules import Rule
 from ..workload.recompute import Recompute
 from . import bars, conventions, palette
+from .answer import OF_A_MODEL, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
@@ -237,3 +238,19 @@ def _again(how: Recompute) -> str:
 def _figures(include: frozenset[str]) -> Figures:
     """Of a node in the JSON tree: FLOPs of the workload under its pairs, recomputation not included."""
     return lambda place: figures_of("flops", place, step_of, include)
+
+
+@dataclass(frozen=True, repr=False)
+class Flops(Answer, FlopCount):
+    """FLOPs of one pass of a model.
+
+    preset: the model as it was asked for. share: of which rank; None for the whole model.
+    rules: rules of thumb to compare with.
+    """
+
+    preset: Preset = OF_A_MODEL
+    share: Share | None = field(default=None, repr=False, compare=False)
+    rules: Sequence[Rule] = ()
+
+    def report(self) -> Report:
+        return report(self.preset, self, self.rules, self.share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -12,6 +12,7 @@ from ..costs.cache_formats import cache_format
 from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import Sight
+from .answer import OF_A_MODEL, Answer
 from .document import Column, Report, Row, Table, said
 from .notes import binary, tokens_of, too_long, warned
 from .share import share_data, share_notes, with_rank
@@ -168,3 +169,14 @@ def _notes(cache: CacheSize) -> list[str]:
             "the encoder and one in the decoder"
         )
     return notes
+
+
+@dataclass(frozen=True, repr=False)
+class Cache(Answer, CacheSize):
+    """The cache of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
+
+    preset: Preset = OF_A_MODEL
+    share: Share | None = field(default=None, repr=False, compare=False)
+
+    def report(self) -> Report:
+        return report(self.preset, self, self.share)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .. import units
 from ..witnesses.measured import Measured, data_of
+from .answer import Answer
 from .document import Column, Report, Row, Table
 
 COLUMNS = (
@@ -61,3 +64,19 @@ def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) ->
     )
     for child in node.children:
         _add(rows, child, times, total, depth + 1)
+
+
+@dataclass(frozen=True, repr=False)
+class MeasuredParams(Answer):
+    """Parameters of a class of transformers. name: of its config. cls: of the class. tree: its modules."""
+
+    name: str
+    cls: str
+    tree: Measured
+
+    @property
+    def total(self) -> int:
+        return self.tree.params
+
+    def report(self) -> Report:
+        return report(self.name, self.cls, self.tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
@@ -12,6 +13,7 @@ from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
 from . import bars, palette
+from .answer import OF_A_MODEL, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
@@ -217,3 +219,14 @@ def _figures(include: frozenset[str]) -> Figures:
         return data if active == data["params"] else data | {"active": active}
 
     return figures
+
+
+@dataclass(frozen=True, repr=False)
+class Params(Answer, ParameterCount):
+    """Parameters of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
+
+    preset: Preset = OF_A_MODEL
+    share: Share | None = field(default=None, repr=False, compare=False)
+
+    def report(self) -> Report:
+        return report(self.preset, self, self.share)

@@ -12,6 +12,7 @@ and an unknown size is an error that names the known sizes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -164,3 +165,11 @@ def configured(hardware: Hardware, one: Configuration) -> Hardware:
         "configurations": (),
     }
     return hardware.model_copy(update=names | dict(one))
+
+
+def find_each(names: Iterable[str]) -> list[Hardware]:
+    """The accelerators of these names; one that is named twice, by another alias, once."""
+    found: list[Hardware] = []
+    for hardware in map(find_hardware, names):
+        found += [] if hardware in found else [hardware]
+    return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from ..characters import printable
+from ..errors import InputError, MissingExtra
 from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..record import Record, Source
@@ -112,3 +115,16 @@ class Preset(Record):
         alias = next((alias for alias in self.aliases if plain(alias) == plain(self.asked)), None)
         shown = title if alias is None else f"{alias} ({title})"
         return f"{shown}, modified ({', '.join(self.changes)})" if self.changes else shown
+
+
+@contextmanager
+def about(preset: Preset | None) -> Iterator[None]:
+    """Says which model it is that an `InputError` is about, where there is one;
+    what is not installed is missing for any.
+    """
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except InputError as error:
+        raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None

@@ -14,17 +14,14 @@ from ..costs.cache import kv
 from ..costs.context_length import beyond
 from ..costs.flops import flops, sight_of
 from ..costs.params import params
-from ..device_memory.cuda_runtime import HOPPER, Runtime, runtime_of
+from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import memory
-from ..device_memory.settings import MemoryPhase, Settings
+from ..device_memory.settings import settings_with_shorthands
 from ..errors import InputError
-from ..sources.budgets import Bound, Budget, Fits, Limit, ModelBudget
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
-from ..units import dtype
-from ..workload.validation import one_of
-from ..workload.workload import Phase
+from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 
 @dataclass(frozen=True)
@@ -85,51 +82,51 @@ def _prepared(each: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]
     for key, bound in each.bounds.items():
         where = f"{each.target}: {key}"
         with _about(where):
-            _check_settings(key, bound)
+            settings = _checked(key, bound)
         if isinstance(bound, Fits):
             for name in bound.on:
                 with _about(where):
                     hardware = find_hardware(name)
-                yield _fitting(each, preset, bound, hardware, where)
+                yield _fitting(each, preset, bound, settings, hardware, where)
         else:
-            yield _counting(each, preset, key, bound, where)
+            yield _counting(each, preset, key, bound, settings, where)
 
 
-def _check_settings(key: str, bound: Bound | Fits) -> None:
-    if bound.phase is not None:
-        one_of("phase", bound.phase, Phase if key == "flops_per_token" else MemoryPhase)
-    if bound.dtype is not None and key != "kv_per_token":
-        try:
-            dtype(bound.dtype)
-        except ValueError as error:
-            raise InputError(f"dtype: {error}") from None
+def _checked(key: str, bound: Bound | Fits) -> dict[str, Any]:
+    """The values that the settings of a bound mean. Raises `InputError` for a value that a setting does not take."""
+    known = SETTINGS[key]
+    return {known[name].name: known[name].checked(value, name) for name, value in bound.settings.items()}
 
 
-def _counting(each: ModelBudget, preset: Preset, key: str, bound: Bound, where: str) -> Callable[[], Check]:
+def _counting(
+    each: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], where: str
+) -> Callable[[], Check]:
     def count() -> Check:
         with _about(where):
-            measured = _measured(preset, key, bound)
-        return Check(each.target, key, bound.given, measured, bound.limits, warning=_too_long(preset, bound))
+            measured = _measured(preset, key, settings)
+        return Check(each.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
 
     return count
 
 
-def _fitting(each: ModelBudget, preset: Preset, bound: Fits, hardware: Hardware, where: str) -> Callable[[], Check]:
+def _fitting(
+    each: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, where: str
+) -> Callable[[], Check]:
     def count() -> Check:
         with _about(where):
-            needed = _device_bytes(preset, bound, runtime_of(hardware))
+            needed = _device_bytes(preset, settings, hardware)
         limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-        warning = _too_long(preset, bound)
-        return Check(each.target, "fits", bound.given, Fraction(needed), (limit,), hardware.name, warning)
+        warning = _too_long(preset, settings)
+        return Check(each.target, "fits", bound.settings, Fraction(needed), (limit,), hardware.name, warning)
 
     return count
 
 
-def _too_long(preset: Preset, bound: Bound | Fits) -> str:
-    return beyond(preset.model, bound.seq or 0)
+def _too_long(preset: Preset, settings: dict[str, Any]) -> str:
+    return beyond(preset.model, settings.get("seq") or 0)
 
 
-def _measured(preset: Preset, key: str, bound: Bound) -> Fraction:
+def _measured(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
     spec = preset.model
     match key:
         case "params":
@@ -137,24 +134,17 @@ def _measured(preset: Preset, key: str, bound: Bound) -> Fraction:
         case "active":
             return Fraction(params(spec).active)
         case "kv_per_token":
-            return Fraction(kv(spec, dtype_name=bound.dtype or "bfloat16").bytes_per_token)
+            return Fraction(kv(spec, dtype_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
-            phase: Any = bound.phase or "forward"
-            count = flops(spec, sight_of(spec, batch=bound.batch or 1, seq=bound.seq, phase=phase))
+            count = flops(spec, sight_of(spec, **settings))
             return Fraction(count.total) / Fraction(count.tokens)
         case _:
-            return Fraction(_device_bytes(preset, bound, HOPPER))
+            return Fraction(_device_bytes(preset, settings))
 
 
-def _device_bytes(preset: Preset, bound: Bound | Fits, runtime: Runtime) -> int:
-    phase: Any = bound.phase or "inference"
-    settings = Settings(
-        phase=phase,
-        batch=bound.batch,
-        seq=bound.seq,
-        dtype=None if bound.dtype is None else dtype(bound.dtype),
-        quantize=bound.quantize,
-    )
+def _device_bytes(preset: Preset, given: dict[str, Any], hardware: Hardware | None = None) -> int:
+    settings = settings_with_shorthands(given)
+    runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
     return memory(preset.model, settings, preset.dtype, config=preset.checkpoint, runtime=runtime).device.device_bytes
 
 

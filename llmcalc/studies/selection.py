@@ -51,6 +51,10 @@ class Selection:
         )
 
 
+EVERY_MODEL = Selection()
+"""No filter."""
+
+
 def require_attention(wanted: str | None, specs: Sequence[ModelSpec]) -> str | None:
     """Returns the kind of attention in the models' spelling; the match is case-insensitive.
 

@@ -46,7 +46,7 @@ HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
 HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
 LARGEST_DENOMINATOR = 1000
 
-Recomputed: TypeAlias = Literal["none", "full", "attention", "attention+matmuls"]
+Recomputed: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
 """Values of `--recompute` under which equal layers keep the same."""
 
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]

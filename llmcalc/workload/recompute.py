@@ -45,15 +45,20 @@ MODES = {
     "none": NONE,
     "full": Recompute(layers=True),
     "full-reentrant": Recompute(layers=True, reentrant=True),
+    "selective": Recompute(core=True),
     "attention": Recompute(core=True),
     "attention+matmuls": Recompute(layers=True, kept=PRODUCTS),
 }
 """Values of `--recompute` → what they mean.
 
 none: nothing runs again. full: every layer (`use_reentrant=False`). full-reentrant: every layer (`use_reentrant=True`).
+selective: what a framework calls so (`Framework.selective_recompute`), and without one the same as attention.
 attention: the attention scores alone, of every layer. attention+matmuls: every layer, but for its matrix products and
 its attention kernels, whose results are kept (`create_selective_checkpoint_contexts`).
 """
+
+SELECTIVE = "selective"
+"""The mode that is another one under each framework."""
 
 OF_TRAINERS = {
     "selective-op": Recompute(

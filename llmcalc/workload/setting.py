@@ -156,12 +156,11 @@ def _without_none(kind: Any) -> Any:
     return found
 
 
-def checked_values(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are meant by these names and values of settings.
+def checked_values(known: Mapping[str, Declared], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are meant by these names and values of settings. known: the settings that there are, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    known = declared(settings)
     for name in given:
         if name not in known:
             raise InputError(

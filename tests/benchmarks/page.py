@@ -14,7 +14,7 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from llmcalc.cli.web import Handler
+from llmcalc.page_server import Handler
 from tests.web.loading import settled
 
 from .timing import line

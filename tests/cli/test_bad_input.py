@@ -275,7 +275,7 @@ USAGE = {
     "flops llama3-8b bert-base --phase prefill": "bert-base: --phase prefill: an encoder-only model keeps no cache",
     "flops llama3-8b --source 4": "--source: only applies to encoder-decoder models",
     "kv bert-base": "bert-base: an encoder-only model keeps no KV cache",
-    "kv llama3-8b --dtype bf17": "--dtype: unknown cache format 'bf17'",
+    "kv llama3-8b --kv-dtype bf17": "--kv-dtype: unknown cache format 'bf17'",
     "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown cache format ''",
     "memory llama3-8b --phase training --optimizer adamx": "--optimizer: 'adamx'",
     "memory llama3-8b --hardware h1000": "h100-sxm",

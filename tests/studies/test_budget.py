@@ -11,8 +11,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import llmcalc
-from llmcalc.sources.budgets import Limit, read_budget
+from llmcalc.device_memory.settings import SHORTHANDS, Settings
 from llmcalc.studies.budget import check_budget
+from llmcalc.studies.budget_file import SETTINGS, Limit, read_budget
+from llmcalc.workload.setting import declared
 
 WHOLE = """
 [[model]]
@@ -54,6 +56,19 @@ def test_every_key_is_what_its_command_counts(budget: Path) -> None:
         ("llama3-8b", "t4"),
         ("deepseek-v3", "h200"),
     }
+
+
+def test_a_run_takes_every_setting_of_memory(tmp_path: Path) -> None:
+    """The settings are the declared ones: each has its check, and the number is that of the command."""
+    file = tmp_path / "b.toml"
+    settings = {"phase": "training", "seq": "1k", "lora_rank": 8, "recompute": "full", "gradient_checkpointing": True}
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    file.write_text(f'[[model]]\ntarget = "gpt2"\nmemory = {{ max = "80 GiB", {table} }}\n')
+    (check,) = check_budget(read_budget(file), tmp_path)
+    options: Any = settings
+    assert check.measured == llmcalc.memory("gpt2", **options).device.device_bytes
+    assert check.settings == settings
+    assert set(SETTINGS["memory"]) == {*declared(Settings), *SHORTHANDS}
 
 
 def test_a_broken_bound_is_exit_1_and_a_failure(budget: Path, tmp_path: Path, run: Any) -> None:
@@ -139,6 +154,9 @@ def test_units(text: str, exact: int, tmp_path: Path) -> None:
         ('memory = { max = "8 GiB", dtype = "bf17" }', "unknown dtype 'bf17'"),
         ('memory = { max = "8 GiB", quantize = "q9" }', "--quantize q9: unknown scheme"),
         ('kv_per_token = { max = "<= 8 KiB" }', "expected a number without <="),
+        ('memory = { max = "8 GiB", batch = 2, users = 2 }', "--users: it is another name of --batch"),
+        ('memory = { max = "8 GiB", phase = "decode", recompute = "full" }', "--recompute: it is not for the phase"),
+        ('fits = { on = ["h100"], lora_rank = "x" }', "lora_rank: 'x' is not"),
         ('flops_per_token = { max = "1 TFLOPs", seq = 0 }', "seq: 0 is too small"),
         ("fits = []", "fits: no accelerator"),
         ('fits = ["h1000"]', "no accelerator called 'h1000'"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.cli.web import Handler
+from llmcalc.page_server import Handler
 
 from .loading import FIRST, PATIENCE, WEB, Open, bridge, module, settled
 

@@ -30,7 +30,7 @@ LONG_NAMES = "#m=deepseek-r1-distill-qwen-1.5b,qwen3-235b-a22b-2507,llama3-8b,be
 @pytest.mark.parametrize("model", ["llama3-8b", "gemma3-27b", "mixtral-8x7b"])
 def test_shapes_are_those_of_the_command(model: str, run: Run) -> None:
     found = ask("shape", model=model, **ASKED)
-    args = ("shape", model, "--seq", str(ASKED["ctx"]), "--dtype", str(ASKED["kv"]))
+    args = ("shape", model, "--seq", str(ASKED["ctx"]), "--kv-dtype", str(ASKED["kv"]))
     assert found["shape"] == printed(run, *args)
     lines = run(*args, "--format", "markdown").out.splitlines()
     plain = [re.sub(r"\\(.)", r"\1", line) for line in lines if line.startswith("|")]  # without Markdown's escapes
@@ -103,7 +103,7 @@ def test_the_shapes_are_drawn_and_stand_in_a_table(visit: Open) -> None:
     assert page.locator("#shape .mark").count() == 2 * number
     assert page.locator("#shape path.line").count() == 2
     assert "DeepSeek-V3 has no study: attention.type 'mla'" in page.inner_text("#shape")
-    assert page.inner_text("#shape .asked") == "$ llmcalc shape llama3-8b --seq 8192 --dtype bf16"
+    assert page.inner_text("#shape .asked") == "$ llmcalc shape llama3-8b --seq 8192 --kv-dtype bf16"
     page.focus("#shape summary")
     page.keyboard.press("Enter")
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#shape tbody tr").all()]
@@ -120,7 +120,7 @@ def test_the_shapes_follow_a_setting(visit: Open) -> None:
     seen(page, "shape")
     page.click(".segment button:text-is('fp8') >> nth=1")
     page.locator("#shape").scroll_into_view_if_needed()
-    until(page, "document.querySelector('#shape .asked').textContent.endsWith('--dtype fp8')")
+    until(page, "document.querySelector('#shape .asked').textContent.endsWith('--kv-dtype fp8')")
     label = page.locator("#shape svg").nth(1).get_attribute("aria-label")
     own = next(one for one in ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"] if one["target"])
     assert own["kv_bytes_per_token"] == 64 * 1024

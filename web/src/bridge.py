@@ -8,29 +8,25 @@ the documents it gives the points of two curves, and as text the integers that J
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llmcalc import api
-from llmcalc.accelerator import Fit, fits
 from llmcalc.costs.context_length import longest_sequence
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text
 from llmcalc.reports.summary import headline, norm_place
-from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from llmcalc.sources.names import hub_id_of, is_hub_id
-from llmcalc.sources.preset import Preset
+from llmcalc.sources.preset import Preset, about
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
 
 if TYPE_CHECKING:
-    from llmcalc.frameworks.ranks import Cluster
-    from llmcalc.parallel.layout_request import Asked
+    pass
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""
@@ -40,9 +36,6 @@ CONTEXTS = tuple(2**i for i in range(10, 21))
 
 FLOATS = ("bf16", "fp32", "fp16")
 """Weights in these are a number format (`--dtype`); every other choice is a quantization scheme (`--quantize`)."""
-
-ASSUMED = "H100"
-"""The accelerator whose runtime is taken where none is named, as `llmcalc memory` says it."""
 
 MOST_PASSES = 2048
 """Forward passes of micro-batches through stages that a drawing of a schedule has room for."""
@@ -106,7 +99,7 @@ def _curves(model: str, kv: str, batch: int) -> dict[str, list[list[float]]]:
             break
     for n in tokens:
         try:
-            found["kv"].append([n, api.kv(preset, batch=batch, seq=n, dtype=kv).bytes])
+            found["kv"].append([n, api.kv(preset, batch=batch, seq=n, kv_dtype=kv).bytes])
         except InputError:  # an encoder has no cache
             break
     return found
@@ -119,7 +112,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     seq, batch, dtype = request["ctx"], request["batch"], request["kv"]
     documents = {
         "params": _params(key),
-        "kv": _or_error(lambda: api.kv(preset, batch=batch, seq=seq, dtype=dtype).report()),
+        "kv": _or_error(lambda: api.kv(preset, batch=batch, seq=seq, kv_dtype=dtype).report()),
         "flops": _or_error(lambda: api.flops(preset, batch=batch, seq=seq).report()),
     }
     return {
@@ -135,14 +128,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str, Any]:
-    from llmcalc.reports.memory import report
 
     preset = _loaded(model)
     settings: dict[str, Any] = {"dtype" if weights in FLOATS else "quantize": weights, "batch": batch, "seq": seq}
     if preset.model.kind != "encoder":
         settings["kv_dtype"] = kv
-    found = api.memory(preset, **settings)
-    return document(report(preset, found, _common(found.on(found.runtime).device_bytes), ASSUMED))
+    return document(api.memory(preset, **settings).report())
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
@@ -151,70 +142,35 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
     return {"memory": found, "exact": exact(found)}
 
 
-@contextmanager
-def _about(preset: Preset) -> Iterator[None]:
-    """Puts the model's name before an error, as commands do."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{preset.name}: {error}") from None
-
-
 def training(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training`. settings: fields of `Settings`."""
-    from llmcalc.reports.memory import report
-
     preset = _loaded(json.dumps(request["model"]))
-    with _about(preset):
-        found = api.memory(preset, "training", **request["settings"])
-        found_document = document(report(preset, found, _common(found.on(found.runtime).device_bytes), ASSUMED))
-    return {"training": found_document, "exact": exact(found_document)}
+    with about(preset):
+        found = document(api.memory(preset, "training", **request["settings"]).report())
+    return {"training": found, "exact": exact(found)}
 
 
 def cluster(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training` on many devices, and the timetable of its pipeline, if it has
     one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.Asked`.
     """
-    from llmcalc.frameworks.ranks import Cluster, largest_need
-    from llmcalc.frameworks.registry import framework_of, layout_of
-    from llmcalc.parallel.nearest import with_nearest
-    from llmcalc.reports.cluster import report
-
-    preset, asked = _loaded(json.dumps(request["model"])), _asked(request["layout"])
-    seq = request["settings"].get("seq")
-    with _about(preset), with_nearest(preset.model, asked, seq):
-        one = api.memory(preset, "training", **request["settings"])
-        run = Cluster.of(one, layout_of(asked), framework_of(asked), asked.framework_version or "")
-        needed = largest_need(run.on(one.runtime)).device.device_bytes
-        found = document(report(preset, run, _common(needed), ASSUMED))
+    preset = _loaded(json.dumps(request["model"]))
+    with about(preset):
+        run = api.memory(preset, "training", **request["settings"], **request["layout"] or {"devices": 1})
+        found = document(run.report())
     return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
-    from llmcalc.device_memory.settings import settings_of
-    from llmcalc.questions import RunQuestion, ask_plan
-
-    preset, layout = _loaded(json.dumps(request["model"])), _asked(request["layout"])
-    settings = settings_of(phase="training", **request["settings"])
-    question = RunQuestion(preset, settings, layout, hardware=find_hardware(request["hardware"]))
-    with _about(preset):
-        found_document = document(ask_plan(question, request["global_batch"], request["rows"]).report())
-    return {"plan": found_document, "exact": exact(found_document)}
+    preset = _loaded(json.dumps(request["model"]))
+    options = {**request["settings"], **request["layout"], "global_batch": request["global_batch"]}
+    with about(preset):
+        found = document(api.plan(preset, request["hardware"], "training", rows=request["rows"], **options).report())
+    return {"plan": found, "exact": exact(found)}
 
 
-def _common(needed: int) -> Sequence[Fit]:
-    return fits(needed, map(load_hardware, COMMON_HARDWARE))
-
-
-def _asked(layout: dict[str, Any]) -> Asked:
-    from llmcalc.parallel.layout_request import Asked
-
-    stages = layout.get("pp_layout")
-    return Asked(**layout | {"pp_layout": None if stages is None else tuple(stages)})
-
-
-def _timetable(run: Cluster) -> dict[str, Any] | None:
+def _timetable(run: Any) -> dict[str, Any] | None:
     """What each rank of the pipeline runs, and when; None without a pipeline, and where it runs too many passes."""
     from llmcalc.parallel.schedules import pipeline, timetable
     from llmcalc.reports.schedule import data
@@ -227,15 +183,8 @@ def _timetable(run: Cluster) -> dict[str, Any] | None:
 
 def explain(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc explain` for one node; needs SymPy."""
-    from llmcalc.reports.explain import report
-    from llmcalc.symbolic.explain import explain as explained
-    from llmcalc.symbolic.formulas import Setting
-    from llmcalc.units import dtype
-
     preset = _loaded(json.dumps(request["model"]))
-    setting = Setting(seq=request["ctx"], pairs="full", dtype=dtype(request["kv"]))
-    found = explained(preset.model, request["node"], "all", setting, frozenset())
-    return document(report(preset, found, False, records=False))
+    return document(api.explain(preset, request["node"], seq=request["ctx"], kv_dtype=request["kv"]).report())
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -249,13 +198,9 @@ def _table(table: Table) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _shape(model: str, seq: int, kv: str) -> dict[str, Any]:
-    from llmcalc.reports.shape import report
     from llmcalc.studies.compare import DENSE_BAND
-    from llmcalc.studies.shape import budget_for, family, study
 
-    preset = _loaded(model)
-    own = preset.model
-    made = report(study(family(own), budget_for(own, seq=seq), own, seq=seq, dtype=kv), preset)
+    made = api.shape(_loaded(model), seq=seq, kv_dtype=kv).report()
     return {"shape": document(made), "table": _table(made.tables[0]), "band": list(DENSE_BAND)}
 
 

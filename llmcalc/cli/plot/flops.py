@@ -1,20 +1,12 @@
 from __future__ import annotations
 
-from ...plots.figure import needs_matplotlib
-from ..options import AllowUnknown, HeadOption, OfflineOption, Overrides, Targets, load_one
+from ...plots.pictures import flops_picture
+from ..options import Targets
+from ..target_options import Reading, takes_target
 from .files import Picture, write
 
 
-def command(
-    targets: Targets,
-    output: Picture,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
-    offline: OfflineOption = False,
-) -> None:
+@takes_target
+def command(targets: Targets, output: Picture, *, reading: Reading) -> None:
     """The FLOPs of one more token against the context before it."""
-    needs_matplotlib()
-    from ...plots.context import work
-
-    write(work([load_one(target, overrides, head, allow_unknown) for target in targets]), output)
+    write(flops_picture([reading.load(target) for target in targets]), output)

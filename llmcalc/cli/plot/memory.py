@@ -4,36 +4,24 @@ from typing import Annotated
 
 import typer
 
-from ...accelerator import Fit
-from ...device_memory.cuda_runtime import runtime_of
-from ...device_memory.estimate import memory
 from ...device_memory.settings import Settings
 from ...optional import included
-from ...plots.figure import needs_matplotlib
-from ..hardware import accelerators, complete_name
-from ..options import (
-    AllowUnknown,
-    HeadOption,
-    OfflineOption,
-    Overrides,
-    Target,
-    WithMtp,
-    WithTowers,
-    about,
-    load_one,
-)
+from ...plots.pictures import memory_picture
+from ...questions.runs import RunQuestion
+from ...sources.hardware import find_each
+from ..hardware import complete_name
+from ..options import Target, WithMtp, WithTowers
 from ..run_options import CublasWorkspace, takes_settings
+from ..target_options import Reading, takes_target
 from .files import Picture, write
 
 
 @takes_settings
+@takes_target
 def command(
     target: Target,
     output: Picture,
     settings: Settings,
-    overrides: Overrides = None,
-    head: HeadOption = None,
-    allow_unknown: AllowUnknown = False,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     hardware: Annotated[
@@ -47,18 +35,16 @@ def command(
         ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
-    offline: OfflineOption = False,
+    *,
+    reading: Reading,
 ) -> None:
     """What fills the memory of one device, phase by phase."""
-    needs_matplotlib()
-    from ...plots.memory import memory as picture
-
-    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
-    named = accelerators(hardware)
-    runtime = runtime_of(named[0] if named else None, cublas_workspace, settings.allocator == "expandable")
-    with about(preset):
-        found = memory(
-            preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.checkpoint, runtime
-        )
-        figure = picture(preset.display, found, [Fit(one, found.device.device_bytes) for one in named])
-    write(figure, output)
+    include = included(with_mtp, with_towers)
+    question = RunQuestion(
+        preset=reading.load(target, include),
+        settings=settings,
+        include=include,
+        accelerators=tuple(find_each(hardware or ())),
+        workspace=cublas_workspace,
+    )
+    write(memory_picture(question), output)

@@ -5,15 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ...errors import InputError
 from ...parallel.layout import Layout, Schedule
-from ...parallel.schedules import pipeline, timetable
-from ...plots.figure import needs_matplotlib
-from ..options import show, size
+from ...plots.pictures import schedule_picture, schedule_timetable
+from ..options import size
+from ..target_options import Writing
 from .files import picture_file, write
-
-MOST_PASSES = 100_000
-"""Forward passes of micro-batches through stages, so that a schedule is drawn within seconds."""
 
 
 def _picture(path: Path | None) -> Path | None:
@@ -44,19 +40,10 @@ def command(
 ) -> None:
     """What each rank of a pipeline runs, and when."""
     layout = Layout(pp=pp, vpp=vpp, schedule=schedule)
-    most = MOST_PASSES // (pp * vpp)
-    if num_microbatches > most:
-        fewer = f"at most {most}" if most else "fewer stages"
-        raise InputError(
-            f"--num-microbatches: {num_microbatches} on {pp * vpp} stages are more than can be drawn; expected {fewer}"
-        )
-    found = timetable(pipeline(layout, num_microbatches))
+    timetable = schedule_timetable(layout, num_microbatches)
     if output is None:
         from ...reports.schedule import report
 
-        show(report(layout, found), "table", None, notes=True)
+        Writing(notes=True).show(report(layout, timetable))
         return
-    needs_matplotlib()
-    from ...plots.schedule import schedule as picture
-
-    write(picture(layout, found), output)
+    write(schedule_picture(layout, timetable), output)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from ..reports.depth import report
-from ..sources.target import load
-from .options import FormatOption, Output, Target, show
+from .options import Target
+from .target_options import Reading, Writing, takes_target
 
 
-def command(target: Target, fmt: FormatOption = "table", output: Output = None) -> None:
+@takes_target
+def command(target: Target, *, reading: Reading, writing: Writing) -> None:
     """Prints the number of layers of a model."""
-    show(report(load(target)), fmt, output)
+    writing.show(report(reading.load(target)))

@@ -99,7 +99,7 @@ function paint() {
     h("span", {}, "◆ the model itself"), h("span", {}, h("i", { class: "band" }), `h/L ${one.band.join(" to ")}: most large dense decoders`));
   const range = shapes.length > 1 ? `from ${integer(deep.num_hidden_layers)} layers of ${integer(deep.hidden_size)} to ${integer(wide.num_hidden_layers)} of ${integer(wide.hidden_size)}` : "no other of the same proportions";
   const said = `${one.title}: ${shapes.length} shape${shapes.length > 1 ? "s" : ""} of ${integer(budget.value)} parameters ± ${100 * budget.tolerance} %, ${range}`;
-  const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--dtype", state.kv);
+  const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--kv-dtype", state.kv);
   const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, `The numbers of ${one.title} as a table`), table(one));
   const figures = [h("figure", {}), h("figure", {})];
   place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, one.table.notes[0]), ...refused, more, h("code", { class: "asked", tabindex: 0, "aria-label": "The same on the command line" }, `$ ${command}`));

@@ -15,12 +15,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from ..device_memory.settings import SHORTHANDS
+from ..device_memory.settings import Settings as RunSettings
 from ..errors import InputError, shown, suggest
 from ..record import Record
+from ..sources.files import parse_toml, read_text, validated
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
-from .files import parse_toml, read_text, validated
+from ..workload.setting import Declared, Setting, declared
+from ..workload.workload import Phase
 
 Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
 
@@ -33,15 +37,21 @@ KINDS: Mapping[str, Kind] = {
 }
 """Key of a bound → what it counts."""
 
-SETTINGS: Mapping[str, frozenset[str]] = {
-    "params": frozenset(),
-    "active": frozenset(),
-    "kv_per_token": frozenset({"dtype"}),
-    "flops_per_token": frozenset({"phase", "batch", "seq"}),
-    "memory": frozenset({"phase", "batch", "seq", "dtype", "quantize"}),
-    "fits": frozenset({"phase", "batch", "seq", "dtype", "quantize"}),
+RUN = {**declared(RunSettings), **SHORTHANDS}
+"""Name → every setting of a run on one device."""
+
+CACHE_FORMAT = RUN["kv_dtype"]
+PASS = Declared("phase", Phase, Setting("The pass that is counted.", "What runs"))
+
+SETTINGS: Mapping[str, Mapping[str, Declared]] = {
+    "params": {},
+    "active": {},
+    "kv_per_token": {"kv_dtype": CACHE_FORMAT, "dtype": CACHE_FORMAT},
+    "flops_per_token": {"phase": PASS, "batch": RUN["batch"], "seq": RUN["seq"]},
+    "memory": RUN,
+    "fits": RUN,
 }
-"""Key → the settings that change its value."""
+"""Key → the settings that change its value, by their names in the file."""
 
 DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
 UNITS: Mapping[Kind, Mapping[str, int]] = {
@@ -90,31 +100,18 @@ class Limit(Record):
                 return measured > self.value
 
 
-class Settings(Record):
-    """How a model runs where that changes a value; None for the default of the command that counts it."""
-
-    phase: str | None = None
-    batch: int | None = Field(default=None, ge=1, strict=True)
-    seq: int | None = Field(default=None, ge=1, strict=True)
-    dtype: str | None = None
-    quantize: str | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Those that are set."""
-        return {name: value for name in Settings.model_fields if (value := getattr(self, name)) is not None}
-
-
-class Bound(Settings):
-    """A bound on one value: one limit, or one from each side."""
+class Bound(Record):
+    """A bound on one value: one limit, or one from each side. settings: name → value as the file has it."""
 
     limits: tuple[Limit, ...]
+    settings: dict[str, Any] = {}
 
 
-class Fits(Settings):
-    """Accelerators on which a run has to fit."""
+class Fits(Record):
+    """Accelerators on which a run has to fit. settings: name → value as the file has it."""
 
     on: tuple[str, ...]
+    settings: dict[str, Any] = {}
 
 
 class ModelBudget(Record):
@@ -173,8 +170,8 @@ def read_budget(path: Path) -> Budget:
 
 def _check_key(name: str, keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a key that a model does not have."""
-    if name in Settings.model_fields:
-        key = next(key for key in reversed(keys) if name in SETTINGS[key])
+    key = next((key for key in reversed(keys) if name in SETTINGS[key]), None)
+    if key is not None:
         raise ValueError(f"{name}: is a setting of a bound; expected it in one, such as {key} = {{ …, {name} = … }}")
     known = ["target", *keys]
     if name not in known:
@@ -196,14 +193,14 @@ def _bound(key: str, value: Any) -> dict[str, Any]:
             raise ValueError(f"{key}: max is below min, and so no value holds; expected max of at least min")
     else:
         limits.append(_limit(key, value, kind, "<="))
-    return {**settings, "limits": limits}
+    return {"settings": settings, "limits": limits}
 
 
 def _fits(value: Any) -> Any:
     if isinstance(value, dict):
-        _known("fits", {name: one for name, one in value.items() if name != "on"}, ("on",))
-        on = value.get("on")
-        return {**value, "on": _names(on)}
+        settings = {name: one for name, one in value.items() if name != "on"}
+        _known("fits", settings, ("on",))
+        return {"settings": settings, "on": _names(value.get("on"))}
     return {"on": _names(value)}
 
 
@@ -219,9 +216,10 @@ def _names(value: Any) -> Any:
 def _known(key: str, settings: Mapping[str, Any], own: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not change the value of a key."""
     known = sorted([*own, *SETTINGS[key]])
+    listed = f"{', '.join(own)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(known)
     for name in settings:
         if name not in known:
-            raise ValueError(f"{key}.{name}: unknown field; expected one of {', '.join(known)}.{suggest(name, known)}")
+            raise ValueError(f"{key}.{name}: unknown field; expected one of {listed}.{suggest(name, known)}")
 
 
 def _limit(where: str, given: Any, kind: Kind, operator: str, fixed: bool = False) -> dict[str, Any]:

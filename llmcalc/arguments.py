@@ -1,0 +1,188 @@
+"""Arguments of the Python API: models in every form, and options by the names of the command line, checked as there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .errors import InputError, shown, suggest
+from .model import ModelSpec
+from .parallel.counted_rank import AskedRank, rank_settings
+from .sources.preset import Preset
+from .sources.target import load as load_target
+from .sources.target import load_config
+from .workload.inference import batch_of
+from .workload.setting import checked_values, declared, length_of
+from .workload.validation import LARGEST, one_of, text, whole
+
+if TYPE_CHECKING:
+    from .questions.runs import RunOptions
+    from .studies.selection import Selection
+
+Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
+"""The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
+
+
+def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = False, **overrides: object) -> Preset:
+    """Loads a model and overrides some of its fields, as in `load("llama3-8b", num_hidden_layers=2)`.
+
+    target: a preset's name, a path, a hub id, a parsed `config.json` or a configuration object of `transformers`.
+    allow_unknown: whether to ignore misspelt fields and size fields that the config's model type does not have.
+    Raises `InputError`; its message names the field and the fix.
+    """
+    import json
+
+    try:
+        changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
+    except TypeError as error:
+        raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
+    if isinstance(target, str | Path):
+        return load_target(str(target), changes, allow_unknown=allow_unknown)
+    return load_config(config_of(target), changes, allow_unknown=allow_unknown)
+
+
+def config_of(model: Any) -> Mapping[str, Any]:
+    """A parsed `config.json`, of a configuration object too. Raises `InputError` for anything else."""
+    config = model.to_dict() if hasattr(model, "to_dict") else model
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
+            "transformers, a Preset or a ModelSpec"
+        )
+    wrong = next((key for key in config if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise InputError(f"config: the key {shown(wrong)} is not text; expected a parsed config.json")
+    return config
+
+
+def head_of(head: Any) -> Any:
+    from .components.head import HeadKind
+
+    return one_of("--head", head, HeadKind)
+
+
+def preset_of(
+    model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
+) -> Preset:
+    """Returns the preset of a model given in any form.
+
+    set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
+    misspelt fields and unknown sizes of a config.
+    Raises `InputError` for an unknown name, for a file or a config that is not supported, and for changes of a model
+    that is loaded already.
+    """
+    changes = (set,) if isinstance(set, str) else tuple(set or ())
+    head = None if head is None else head_of(head)
+    if isinstance(model, Preset | ModelSpec):
+        for option, value in (("--set", changes), ("--head", head)):
+            if value:
+                raise InputError(f"{option}: the model is loaded already; expected its name, a path or a config")
+        return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
+    if isinstance(model, str | Path):
+        return load_target(str(model), changes, head, allow_unknown)
+    return load_config(config_of(model), changes, head, allow_unknown)
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """Returns the `ModelSpec` of a model given in any form."""
+    return preset_of(model).model
+
+
+class Options(NamedTuple):
+    """Options of a call, by what they are of: reading a model, a rank, a run, a layout."""
+
+    reading: dict[str, Any]
+    rank: dict[str, Any]
+    settings: dict[str, Any]
+    layout: dict[str, Any]
+
+    def read(self, model: Model) -> Preset:
+        """The model, with the changes of the call."""
+        return preset_of(model, **self.reading)
+
+    def asked_rank(self) -> AskedRank:
+        return AskedRank(**checked_values(rank_settings(), self.rank))
+
+
+READING = ("set", "head", "allow_unknown")
+"""Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
+
+
+def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False) -> Options:
+    """Sorts the options of a call. rank, run, layout: whether the function takes those of a rank, a run, a layout.
+
+    Raises `InputError` for an option that the function does not take.
+    """
+    known: list[Iterable[str]] = [READING, rank_settings() if rank else (), (), ()]
+    if run:
+        from .device_memory.settings import SHORTHANDS, Settings
+
+        known[2] = [*declared(Settings), *SHORTHANDS]
+    if layout:
+        from .parallel.layout_request import Asked
+
+        known[3] = declared(Asked)
+    names = [name for group in known for name in group]
+    for name in given:
+        if name not in names:
+            raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
+    return Options(*({name: value for name, value in given.items() if name in group} for group in known))
+
+
+def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+    """A number of sequences or tokens, `32k` as text too; None for none."""
+    return None if value is None else whole(option, length_of(option, value), least, most)
+
+
+def batch_or_users(batch: Any, users: Any, phase: str) -> int:
+    return batch_of(number("--batch", batch), number("--users", users), phase) or 1
+
+
+def tokens_of(seq: Any) -> int | None:
+    return number("--seq", seq)
+
+
+def cache_format_of(value: Any) -> str:
+    """A format of the cache. Raises `InputError` for one that there is not."""
+    from .costs.cache_formats import cache_format
+
+    text("--kv-dtype", value, "bf16")
+    try:
+        cache_format(value)
+    except InputError as error:
+        raise InputError(f"--kv-dtype: {error}") from None
+    return str(value)
+
+
+def run_of(
+    options: Options,
+    hardware: Any,
+    phase: Any,
+    include: frozenset[str],
+    workspace: str | None,
+) -> RunOptions:
+    """The run that options say. hardware: names of accelerators. phase: None for the default."""
+    from .device_memory.settings import settings_of
+    from .parallel.layout_request import Asked
+    from .questions.runs import RunOptions
+    from .sources.hardware import find_each
+
+    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
+    given = options.settings | ({} if phase is None else {"phase": phase})
+    return RunOptions(
+        settings=settings_of(**given),
+        layout=Asked(**checked_values(declared(Asked), options.layout)),
+        include=include,
+        accelerators=tuple(find_each(text("--hardware", name, "h100") for name in names if name is not None)),
+        workspace=workspace,
+    )
+
+
+def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
+    from .studies.selection import Selection
+    from .units import parse_count
+
+    bounds = (("--min-params", min_params), ("--max-params", max_params))
+    least, most = (None if value is None else parse_count(str(value), option) for option, value in bounds)
+    return Selection(kind, attention, moe, least, most)

@@ -1,0 +1,125 @@
+"""The Python function `plot`: every picture of `llmcalc plot`, as a figure of matplotlib."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .arguments import Model, cache_format_of, options_of, run_of, selection_of, tokens_of
+from .errors import InputError
+from .optional import included
+from .plots import pictures
+from .plots.figure import format_of, rendered
+from .workload.validation import one_of, whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .device_memory.settings import MemoryPhase
+    from .parallel.layout import Schedule
+
+
+def plot(picture: pictures.Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
+    """Draws an answer, as a figure of matplotlib, which a notebook shows.
+
+    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
+    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
+    Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
+    """
+    draw = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
+    path = None if output is None else Path(output)
+    if path is not None:
+        format_of(path)
+    try:
+        inspect.signature(draw).bind(*models, **options)
+    except TypeError as error:
+        raise InputError(f"plot {picture}: {error}") from None
+    figure = draw(*models, **options)
+    if path is not None:
+        try:
+            path.write_bytes(rendered(figure, format_of(path)))
+        except OSError as error:
+            raise InputError(f"--output: {path}: {error.strerror}; expected a file that can be written") from None
+    return figure
+
+
+def _models(models: Iterable[Model], read: Callable[[Model], Any]) -> list[Any]:
+    found = [read(model) for model in models]
+    if not found:
+        raise InputError("missing argument TARGET; expected one or more models")
+    return found
+
+
+def _params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
+    return pictures.params_picture(_models(models, options_of(options).read), included(with_mtp, with_towers))
+
+
+def _kv(*models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
+    kv_dtype = options.pop("dtype", kv_dtype)
+    return pictures.kv_picture(_models(models, options_of(options).read), cache_format_of(kv_dtype))
+
+
+def _flops(*models: Model, **options: Any) -> Figure:
+    return pictures.flops_picture(_models(models, options_of(options).read))
+
+
+def _shape(
+    *models: Model, rows: int = 24, seq: int | str | None = None, kv_dtype: str = "bf16", **options: Any
+) -> Figure:
+    kv_dtype = options.pop("dtype", kv_dtype)
+    return pictures.shape_picture(
+        _models(models, options_of(options).read),
+        whole("--rows", rows, 2, 256),
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+    )
+
+
+def _aspect(
+    *,
+    kind: str | None = None,
+    attention: str | None = None,
+    moe: bool | None = None,
+    min_params: int | str | None = None,
+    max_params: int | str | None = None,
+) -> Figure:
+    return pictures.aspect_picture(selection_of(kind, attention, moe, min_params, max_params))
+
+
+def _memory(
+    model: Model,
+    *,
+    phase: MemoryPhase | None = None,
+    hardware: str | Iterable[str] | None = None,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    cublas_workspace: str | None = None,
+    **options: Any,
+) -> Figure:
+    from .questions.runs import RunQuestion
+
+    found = options_of(options, run=True)
+    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    return pictures.memory_picture(RunQuestion(**vars(run), preset=found.read(model)))
+
+
+def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:
+    from .parallel.layout import Layout, Schedule
+
+    layout = Layout(pp=whole("--pp", pp), vpp=whole("--vpp", vpp), schedule=one_of("--schedule", schedule, Schedule))
+    timetable = pictures.schedule_timetable(layout, whole("--num-microbatches", num_microbatches))
+    return pictures.schedule_picture(layout, timetable)
+
+
+DRAWN: Mapping[str, Callable[..., Figure]] = {
+    "memory": _memory,
+    "schedule": _schedule,
+    "params": _params,
+    "kv": _kv,
+    "flops": _flops,
+    "shape": _shape,
+    "aspect": _aspect,
+}
+"""Name of a picture → the function that draws it."""

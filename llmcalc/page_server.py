@@ -1,0 +1,151 @@
+"""The page that counts in a browser: built from a checkout, copied into a folder, served to this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from .errors import InputError
+from .workload.validation import whole
+
+TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
+"""Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; font-src 'self'; "
+    "connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
+)
+"""The Content-Security-Policy of the page: its own files, WebAssembly for Pyodide, and configs from huggingface.co. The
+page's `index.html` states it for any server; here it is a header as well, which the page's workers obey too.
+"""
+
+HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+"""Names of this machine in a request's Host header. Another name is that of a site whose address was changed to this
+machine's while a browser shows it (DNS rebinding), so that the site could read what is served here.
+"""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the files of a folder to this machine's browser, in silence. It lists no folders and follows no links that
+    lead out of the folder. A file that was rebuilt is never answered from a cache.
+    """
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
+
+    def send_head(self) -> Any:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not HOST.fullmatch(hosts[0].strip()):
+            return self._refuse(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
+        try:
+            file = self.translate_path(self.path)
+            if "\0" in file:
+                raise ValueError("a NUL in the path")
+            if os.path.isdir(file):
+                file = os.path.join(file, "index.html")
+            inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
+            found = inside and os.path.isfile(file)
+        except ValueError:  # a lone surrogate is one too
+            return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
+        return super().send_head() if found else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self.send_error(status, reason)
+
+    def list_directory(self, path: Any) -> None:
+        return self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A terminal is no place for a line per file."""
+
+
+class PageServer:
+    """The page on this machine. folder: its files. address: where a browser finds it."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        """port: the port; 0, the default, for any that is free. Raises `InputError` for one that is not."""
+        whole("--port", port, 0, 65535)
+        self.folder = folder
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+        except OSError as error:
+            raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
+        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __repr__(self) -> str:
+        return f"<page at {self.address}>"
+
+    def run(self) -> None:
+        """Serves until the process is interrupted."""
+        with self._server:
+            self._server.serve_forever()
+
+    def start(self) -> None:
+        """Serves in a thread, until `close` or the end of the process."""
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Ends a server that was started."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def checkout() -> Path:
+    """The folder `web` of the checkout that this package is part of. Raises `InputError` in an installed package."""
+    web = Path(__file__).resolve().parents[1] / "web"
+    if not (web / "build.py").is_file():
+        raise InputError(
+            "the page is built from a checkout, and this llmcalc was installed without one; expected a checkout of "
+            "its repository, with pip install -e . in it"
+        )
+    return web
+
+
+def build_page(rebuild: bool = False) -> tuple[Path, str]:
+    """The folder of the page, built first if it is not there, and a remark on the build; empty for none.
+
+    rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
+    """
+    web = checkout()
+    page = web / "dist"
+    if rebuild or not (page / "index.html").is_file():
+        script = [sys.executable, str(web / "build.py")]
+        done = subprocess.run(script, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            reason = done.stderr.strip().partition("error: ")[2] or done.stderr.strip().splitlines()[-1]
+            raise InputError(f"the page is not built: {reason}")
+        return page, done.stderr.strip().splitlines()[-1]
+    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _older(page, web) else ""
+
+
+def check_export(folder: Path) -> None:
+    """Raises `InputError` for a folder that is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"--export: {folder}: is not empty; expected a new folder")
+
+
+def export_page(page: Path, folder: Path) -> None:
+    """Writes the page into a new folder, for any static server."""
+    check_export(folder)
+    shutil.copytree(page, folder, dirs_exist_ok=True)
+
+
+def _older(page: Path, web: Path) -> bool:
+    """Whether a source has changed since the page was built."""
+    written = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
+    kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
+    return any(path.stat().st_mtime > written for folder, kind in kinds for path in folder.rglob(kind))

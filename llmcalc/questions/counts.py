@@ -1,0 +1,231 @@
+"""What one model has: parameters, FLOPs, cache, and the formulas of each, of the whole model or of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ..errors import InputError
+from ..optional import OPTIONAL_PARTS
+from ..parallel.counted_rank import ANY_RANK, AskedRank
+from ..sources.names import is_checkpoint, is_hub_id
+from ..sources.preset import Preset
+from ..workload.counting import Pairs
+from ..workload.execution import AttentionImplementation, LatentForm
+from ..workload.workload import Phase
+
+if TYPE_CHECKING:
+    from ..model import ModelSpec
+    from ..parallel.rank_model import RankModel
+    from ..reports.answer import ReportedAnswer
+    from ..reports.checkpoint import StoredParams
+    from ..reports.flops import Flops
+    from ..reports.kv import Cache
+    from ..reports.measured import MeasuredParams
+    from ..reports.params import Params
+    from ..symbolic.formulas import Recomputed
+
+Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
+"""What can be explained; `all` is parameters, FLOPs and caches."""
+
+
+@dataclass(frozen=True)
+class ParamsQuestion:
+    """Parameters. include: optional parts of the model. rank: of a layout; by default the whole model."""
+
+    include: frozenset[str] = frozenset()
+    rank: AskedRank = ANY_RANK
+
+    def answer(self, preset: Preset) -> Params:
+        """The parameters of a model."""
+        from ..costs.params import params
+        from ..reports.params import Params
+
+        share = self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
+        count = params(preset.model if share is None else share.model, self.include)
+        return Params.made(count, preset=preset, share=share)
+
+
+def params_of_file(
+    target: str, measure: bool, *, changed: bool, rank: AskedRank = ANY_RANK
+) -> StoredParams | MeasuredParams | None:
+    """The parameters in a checkpoint's header, or with `measure` those of a class of transformers; None for a TARGET
+    of another kind.
+
+    changed: whether options change the model, which nothing but a description takes.
+    Raises `InputError` for options that do not apply.
+    """
+    if measure:
+        if changed:
+            raise _refused("--measure: builds the class as the config says")
+        if rank.anything:
+            raise InputError("--measure: counts a whole class; expected no layout")
+        return _measured(target)
+    if not is_checkpoint(Path(target)):
+        return None
+    if changed:
+        raise _refused(f"{target}: a checkpoint's header is counted as it is")
+    if rank.anything:
+        raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
+    from ..reports.checkpoint import StoredParams
+    from ..sources.checkpoints.read import read_checkpoint
+
+    return StoredParams(Path(target).name, read_checkpoint(Path(target)))
+
+
+def _refused(why: str) -> InputError:
+    options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
+    return InputError(f"{why}; expected no {', '.join(options[:-1])} or {options[-1]}")
+
+
+def _measured(target: str) -> MeasuredParams:
+    from ..reports.measured import MeasuredParams
+    from ..sources.hub import fetch_config
+    from ..witnesses.measured import measure_config
+
+    path = Path(target)
+    if not path.exists() and is_hub_id(target):
+        path = fetch_config(target)
+    config = path / "config.json" if path.is_dir() else path
+    return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config))
+
+
+@dataclass(frozen=True)
+class FlopsQuestion:
+    """FLOPs of one pass. The fields are the arguments of `llmcalc.flops`.
+
+    conventions: whether to compare with rules of thumb. rank: of a layout; by default the whole model.
+    """
+
+    batch: int = 1
+    seq: int | None = None
+    context: int | None = None
+    source: int | None = None
+    phase: Phase = "forward"
+    pairs: Pairs = "full"
+    attn_implementation: AttentionImplementation = "eager"
+    recompute: str = "none"
+    mla: LatentForm = "auto"
+    conventions: bool = False
+    include: frozenset[str] = frozenset()
+    rank: AskedRank = ANY_RANK
+
+    def __post_init__(self) -> None:
+        if self.conventions and self.rank.anything:
+            raise InputError("--conventions: rules of thumb are of whole models; expected no layout")
+
+    def answer(self, preset: Preset) -> Flops:
+        """The FLOPs of a model."""
+        from ..costs.flops import flops, sight_of
+        from ..reports.flops import Flops
+
+        run = sight_of(
+            preset.model,
+            self.batch,
+            self.seq,
+            self.context,
+            self.source,
+            self.phase,
+            self.pairs,
+            self.attn_implementation,
+            self.recompute,
+            self.mla,
+        )
+        share = self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
+        if share is None:
+            count = flops(preset.model, run, self.include)
+        else:
+            count = flops(share.model, share.sight(run), self.include)
+        if not self.conventions:
+            return Flops.made(count, preset=preset, share=share)
+        from ..studies.rules import conventions
+
+        return Flops.made(count, preset=preset, rules=tuple(conventions(count)))
+
+
+@dataclass(frozen=True)
+class CacheQuestion:
+    """The cache. The fields are the arguments of `llmcalc.kv`. rank: of a layout; by default the whole model."""
+
+    batch: int = 1
+    seq: int | None = None
+    kv_dtype: str = "bfloat16"
+    source: int | None = None
+    rank: AskedRank = ANY_RANK
+
+    def __post_init__(self) -> None:
+        if "cp" in self.rank.sizes:
+            raise InputError(f"--cp {self.rank.sizes['cp']}: divides the sequences of training; expected no --cp")
+
+    def answer(self, preset: Preset) -> Cache:
+        """The cache of a model."""
+        from ..costs.cache import CacheSize, kv
+        from ..reports.kv import Cache
+
+        def cache(model: ModelSpec | RankModel) -> CacheSize:
+            return kv(model, self.batch, self.seq, self.kv_dtype, self.source)
+
+        share = self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
+        return Cache.made(cache(preset.model if share is None else share.model), preset=preset, share=share)
+
+
+@dataclass(frozen=True)
+class ExplainQuestion:
+    """Which formulas to explain, and the values at which they are evaluated.
+
+    node: a part, by the end of its path; None for the whole model. quantity: what is explained.
+    seq, pairs, kv_dtype: the run in which FLOPs and caches are evaluated.
+    batch, attn_implementation, recompute: of a training pass, for activations alone; None where they were not given.
+    latex: whether its text is LaTeX. bibtex: whether BibTeX entries of its sources are added to that.
+    include: optional parts of the model. rank: of a layout; by default the whole model.
+    """
+
+    node: str | None = None
+    quantity: Quantity = "all"
+    seq: int | None = None
+    pairs: Pairs = "full"
+    kv_dtype: str = "bfloat16"
+    batch: int | None = None
+    attn_implementation: AttentionImplementation | None = None
+    recompute: Recomputed | None = None
+    latex: bool = False
+    bibtex: bool = False
+    include: frozenset[str] = frozenset()
+    rank: AskedRank = ANY_RANK
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for settings that do not apply to the quantity."""
+        if self.bibtex and not self.latex:
+            raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
+        for name in ("batch", "attn_implementation", "recompute"):
+            if getattr(self, name) is not None and self.quantity != "activations":
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
+        if self.quantity == "activations" and self.rank.anything:
+            raise InputError(
+                "--quantity activations: is of one device; expected no layout (llmcalc memory has those of each rank)"
+            )
+
+    def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
+        """The formulas of a model. records: whether tables have raw values."""
+        from ..costs.context_length import usual_sequence
+        from ..costs.params import params
+        from ..reports.answer import ReportedAnswer
+        from ..reports.explain import report
+        from ..symbolic.explain import explain
+        from ..symbolic.formulas import Setting, TrainingSetting
+
+        spec, quantity = preset.model, self.quantity
+        seq = usual_sequence(spec) if self.seq is None else self.seq
+        setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
+        share = self.rank.share(spec, lambda model: params(model, self.include).total, "holds")
+        if quantity == "activations":
+            from ..symbolic.activations import explain_activations
+
+            training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
+            found = explain_activations(spec, self.node, setting, training, self.include)
+        else:
+            found = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
+        made = report(preset, found, self.latex, records=records, bibtex=self.bibtex, share=share)
+        return ReportedAnswer(found, lambda: made)

@@ -1,0 +1,147 @@
+"""What changes from one model to another, or in files since a commit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..costs.context_length import usual_context
+from ..errors import InputError
+from ..reports.answer import ReportedAnswer
+from ..reports.diff import report, skipped_files
+from ..reports.document import joined
+from ..reports.notes import plural
+from ..sources.files import read_text
+from ..sources.git import NoText, text_at
+from ..sources.huggingface.file import require_counted_type
+from ..sources.preset import Preset, about
+from ..sources.target import load_text
+from ..studies.diff import diff
+
+COMMIT = re.compile("[0-9a-f]{40}")
+SHORT = 10
+"""Digits of a commit that a title has."""
+
+
+class Pair(NamedTuple):
+    """Two models to compare.
+
+    before, after: the models; None for one that is not there. title: of the comparison; empty for the models' names.
+    unread: why the first could not be read, if so.
+    """
+
+    before: Preset | None
+    after: Preset | None
+    title: str = ""
+    unread: str = ""
+
+
+class Changes(NamedTuple):
+    """The pairs to compare, and the files that are skipped, with the reason for each."""
+
+    pairs: Sequence[Pair]
+    skipped: Mapping[Path, str]
+
+
+def changes_to_compare(
+    targets: Sequence[Any],
+    read_model: Callable[[Any], Preset],
+    git: str | None,
+    models_only: bool,
+    head: Any = None,
+    allow_unknown: bool = False,
+    overridden: bool = False,
+) -> Changes:
+    """The models to compare.
+
+    targets: two models, or with `git` any number of files. read_model: reads one. git: the commit to compare with.
+    models_only: whether files that are no config of a model are skipped. overridden: whether options change fields.
+    head, allow_unknown: how a file of the commit is read.
+    Raises `InputError` for another number of models, and for options that do not apply.
+    """
+    if git is None:
+        if models_only:
+            raise InputError("--models-only: two models are compared; expected --git REF with files")
+        if len(targets) != 2:
+            raise InputError(f"diff: {plural(len(targets), 'TARGET')}; expected two, or --git REF with files")
+        return Changes([Pair(read_model(targets[0]), read_model(targets[1]))], {})
+    if overridden:
+        raise InputError("--set: the files are compared as they are; expected no --set with --git")
+    paths = [Path(target) for target in targets]
+    reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
+    skipped = {path: reason for path, reason in reasons.items() if reason}
+    return Changes(
+        [_versions(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped], skipped
+    )
+
+
+def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
+    """The differences of every pair. seq: tokens of a sequence; by default the context that both were made for."""
+    found, reports = [], []
+    for before, after, title, unread in changes.pairs:
+        with about(after or before):
+            known = [one for one in (before, after) if one is not None]
+            tokens = min(usual_context(one.model) for one in known) if seq is None else seq
+            found.append(diff(before, after, tokens, kv_dtype))
+            reports.append(report(found[-1], title, unread))
+    if changes.skipped:
+        reports.append(skipped_files(changes.skipped))
+    return ReportedAnswer(tuple(found), lambda: joined(reports))
+
+
+def _reason_to_skip(path: Path, ref: str) -> str:
+    """Why a file is no config of a model that llmcalc counts, neither now nor at a commit; empty if it is one. A
+    description in TOML always is.
+    """
+    if path.is_symlink():
+        return "is a link"
+    if path.suffix != ".json":
+        return ""
+    reasons: list[str] = []
+    for read in (_text_now, partial(text_at, ref)):
+        try:
+            text = read(path)
+        except NoText as error:
+            reasons.append(str(error))
+            continue
+        if text is None:
+            continue
+        try:
+            require_counted_type(text, str(path))
+        except InputError as error:
+            reasons.append(str(error))
+        else:
+            return ""
+    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{ref}:{path}: ") if reasons else ""
+
+
+def _text_now(path: Path) -> str | None:
+    """The text of a file as it is here; None if it is gone. Raises `NoText` for one that is too large or no text."""
+    try:
+        return read_text(path) if path.exists() else None
+    except InputError as error:
+        raise NoText(str(error)) from None
+
+
+def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool) -> Pair:
+    """A file's model at a commit, and now, a title, and why the first could not be read, if so. None where the file is
+    not there, or not to be read then.
+    """
+    if path.suffix not in (".json", ".toml"):
+        raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
+    text = text_at(ref, path)
+    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    before, unread = None, ""
+    after = read_model(str(path)) if path.exists() else None
+    try:
+        before = None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+    except InputError as error:
+        if after is None:
+            raise
+        unread = str(error)
+    if before is None and after is None:
+        raise InputError(f"{path}: is neither here nor in {ref}; expected a config.json or a .toml description")
+    return Pair(before, after, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)

@@ -1,0 +1,33 @@
+"""Settings of inference that counts have in common with runs: users, and formats of the cache."""
+
+from __future__ import annotations
+
+from ..errors import InputError
+from .setting import Declared, Setting
+
+CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
+
+USERS = Declared(
+    "users",
+    int,
+    Setting(
+        "Inference: users at once, as --batch. Each has a sequence of --seq tokens.",
+        "What runs",
+        spellings=("--concurrency",),
+        common=True,
+    ),
+)
+
+
+def batch_of(batch: int | None, users: int | None, phase: str) -> int | None:
+    """The sequences at once; None where neither says it. Raises `InputError` where both do, and for users in training.
+
+    users: the users who are served at once, each with one sequence.
+    """
+    if users is None:
+        return batch
+    if phase == "training":
+        raise InputError("--users: training has no users; expected --batch")
+    if batch is not None:
+        raise InputError("--users: it is another name of --batch; expected one of the two")
+    return users

@@ -1,0 +1,52 @@
+"""`--recompute selective` is the mode that each framework calls so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import llmcalc
+
+STANDS_FOR: dict[str, tuple[dict[str, Any], str]] = {
+    "megatron": ({"framework": "megatron", "tp": 2}, "attention"),  # --recompute-activations: the attention's core
+    "fsdp2": ({"fsdp": 2}, "selective-op"),  # torchtitan, activation_checkpoint.py, `_apply_op_sac`
+    "deepspeed": ({"framework": "deepspeed", "dp": 2, "zero": 1}, "attention"),
+    "torch": ({"framework": "torch", "dp": 2}, "attention"),
+    "no framework": ({}, "attention"),
+}
+
+
+@pytest.mark.parametrize("name", STANDS_FOR)
+def test_selective_is_the_frameworks_own(name: str, run: Any) -> None:
+    layout, mode = STANDS_FOR[name]
+
+    def document(recompute: str) -> Any:
+        options = {"seq": 4096, "recompute": recompute, "attn_implementation": "flash", "optimizer": "adamw"}
+        options |= {} if name != "megatron" else {"attn_implementation": "eager"}
+        return llmcalc.memory("gpt2", "training", set="max_position_embeddings=4096", **options, **layout).document
+
+    selective = document("selective")
+    assert selective == document(mode)
+    assert selective["memory"] != document("none" if mode == "attention" and name == "megatron" else "full")["memory"]
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in layout.items()]
+    common = ("memory", "gpt2", "--phase", "training", "--seq", "512", *words, "--format", "json", "--recompute")
+    assert json.loads(run(*common, "selective").out) == json.loads(run(*common, mode).out)
+
+
+def test_plans_and_fits_read_it_too() -> None:
+    options: dict[str, Any] = {"hardware": "24GiB", "devices": 2, "seq": 256}
+    for framework, mode in (("fsdp2", "selective-op"), (None, "attention")):  # without a name plans are Megatron's
+        for ask in (llmcalc.fit, llmcalc.plan):
+            selective, other = (
+                ask("gpt2", framework=framework, recompute=word, **options).document for word in ("selective", mode)
+            )
+            assert selective == other
+
+
+def test_counts_without_a_framework_read_attention() -> None:
+    selective, attention = (
+        llmcalc.flops("gpt2", phase="training", recompute=mode).total for mode in ("selective", "attention")
+    )
+    assert selective == attention

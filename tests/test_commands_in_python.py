@@ -1,0 +1,265 @@
+"""Every command is a Python function of its name, with its options, and the document is the command's."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.api import __all__ as FUNCTIONS
+from llmcalc.arguments import READING
+from llmcalc.cli.help import with_help_all
+from llmcalc.cli.main import COMMANDS
+from llmcalc.errors import InputError
+from llmcalc.plots.pictures import Picture
+from tests.families import shapes_of
+from tests.test_imports import PACKAGE, modules
+
+CONFIG = json.dumps(shapes_of("llama")[0])
+BUDGET = '[[model]]\ntarget = "gpt2"\nparams = "<= 1M"\n'
+
+ASKED: dict[str, tuple[Callable[[], Any], str]] = {
+    "params": (lambda: llmcalc.params("gpt2", set=["num_hidden_layers=2"]), "params gpt2 --set num_hidden_layers=2"),
+    "params of a rank": (lambda: llmcalc.params("gpt2", tp=2, rank=1), "params gpt2 --tp 2 --rank 1"),
+    "flops": (
+        lambda: llmcalc.flops("gpt2", users=4, seq="1k", phase="decode", conventions=True),
+        "flops gpt2 --users 4 --seq 1k --phase decode --conventions",
+    ),
+    "kv": (lambda: llmcalc.kv("gpt2", users=3, seq="1k", kv_dtype="fp8"), "kv gpt2 --users 3 --seq 1k --kv-dtype fp8"),
+    "kv of a rank": (lambda: llmcalc.kv("gpt2", tp=2), "kv gpt2 --tp 2"),
+    "memory": (lambda: llmcalc.memory("gpt2", users=2, hardware="h100"), "memory gpt2 --users 2 --hardware h100"),
+    "memory of ranks": (
+        lambda: llmcalc.memory("gpt2", "training", seq=64, tp=2, gradient_checkpointing=True),
+        "memory gpt2 --phase training --seq 64 --tp 2 --gradient-checkpointing",
+    ),
+    "memory of a launch file": (
+        lambda: llmcalc.memory(launch="run.sh", devices=2),
+        "memory --launch run.sh --devices 2",
+    ),
+    "fit": (lambda: llmcalc.fit("gpt2", "h100", users=8, seq="1k"), "fit gpt2 --hardware h100 --users 8 --seq 1k"),
+    "fit over devices": (
+        lambda: llmcalc.fit("gpt2", "24GiB", devices=2, seq=64),
+        "fit gpt2 --hardware 24GiB --devices 2 --seq 64",
+    ),
+    "plan": (
+        lambda: llmcalc.plan("gpt2", "h100", devices=2, seq=64, rows=1, global_batch=4),
+        "plan gpt2 --hardware h100 --devices 2 --seq 64 --rows 1 --global-batch 4",
+    ),
+    "compare": (
+        lambda: llmcalc.compare("gpt2", "gpt2-xl", sort="params", kv_dtype="fp8"),
+        "compare gpt2 gpt2-xl --sort params --kv-dtype fp8",
+    ),
+    "compare all": (
+        lambda: llmcalc.compare(all=True, kind="encoder", max_params="200M"),
+        "compare --all --kind encoder --max-params 200M",
+    ),
+    "diff": (lambda: llmcalc.diff("gpt2", "gpt2-xl", seq=64), "diff gpt2 gpt2-xl --seq 64"),
+    "diff of files": (lambda: llmcalc.diff("model/config.json", git="HEAD"), "diff model/config.json --git HEAD"),
+    "shape": (
+        lambda: llmcalc.shape(params="1B", rows=3, ffn_ratio="8/3"),
+        "shape --params 1B --rows 3 --ffn-ratio 8/3",
+    ),
+    "explain": (
+        lambda: llmcalc.explain("gpt2", "self_attn", "flops", seq=64, kv_dtype="fp8"),
+        "explain gpt2 self_attn -q flops --seq 64 --kv-dtype fp8",
+    ),
+    "check": (lambda: llmcalc.check("gpt2.safetensors", "gpt2"), "check gpt2.safetensors gpt2"),
+    "budget": (lambda: llmcalc.budget("llmcalc.toml"), "budget llmcalc.toml"),
+    "presets": (lambda: llmcalc.presets("gpt2", sort="params"), "presets gpt2 --sort params"),
+    "hardware": (lambda: llmcalc.hardware("h100"), "hardware h100"),
+    "params of a checkpoint": (lambda: llmcalc.params("gpt2.safetensors"), "params gpt2.safetensors"),
+}
+"""What is asked → the function and the command."""
+
+LAUNCH = """torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \\
+  --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 2 --bf16 \\
+  --tensor-model-parallel-size 2 --vocab-size 128 --make-vocab-size-divisible-by 64
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a config in a repository, a budget that is broken, a checkpoint of another model, a launch file."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(CONFIG)
+    (tmp_path / "llmcalc.toml").write_text(BUDGET)
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
+    (tmp_path / "gpt2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "-q"), ("add", "model"), ("commit", "-q", "-m", "config")):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_no_module_hides_a_function() -> None:
+    for name in modules(PACKAGE):
+        if name != "llmcalc.__main__":
+            import_module(name)
+    assert all(inspect.isfunction(getattr(llmcalc, name)) for name in COMMANDS)
+    assert [name for name in COMMANDS if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).exists()] == []
+
+
+def test_every_command_is_a_function() -> None:
+    assert set(COMMANDS) <= set(FUNCTIONS) & set(llmcalc.__all__)
+    with_documents = {name.partition(" ")[0] for name in ASKED}
+    assert set(COMMANDS) - with_documents == {"plot", "verify", "convert", "schema", "web"}  # tested below
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_document_is_the_commands(name: str, run: Any) -> None:
+    ask, words = ASKED[name]
+    answer, printed = ask(), run(*words.split(), "--format", "json")
+    assert answer.document == json.loads(printed.out)
+    assert getattr(answer, "ok", True) is (printed.code == 0)
+    assert repr(answer).startswith("<")
+
+
+def test_a_verdict_is_the_commands(run: Any) -> None:
+    answer = llmcalc.verify("gpt2", seq=16)
+    printed = json.loads(run("verify", "gpt2", "--seq", "16", "--format", "json").out)
+    assert answer.ok
+    assert {**answer.document, "seconds": 0} == {**printed, "seconds": 0}
+
+
+def test_a_conversion_and_the_schema_are_the_commands(run: Any) -> None:
+    assert llmcalc.convert("model/config.json") == run("convert", "model/config.json").out
+    assert llmcalc.convert("gpt2", to="hf") == run("convert", "gpt2", "--to", "hf").out
+    assert llmcalc.schema() == json.loads(run("schema").out)
+
+
+PICTURES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "memory": (("gpt2",), {"phase": "training", "seq": 64}, "gpt2 --phase training --seq 64"),
+    "schedule": ((), {"pp": 2, "num_microbatches": 4}, "--pp 2 --num-microbatches 4"),
+    "params": (("gpt2", "gpt2-xl"), {}, "gpt2 gpt2-xl"),
+    "kv": (("gpt2",), {"kv_dtype": "fp8"}, "gpt2 --kv-dtype fp8"),
+    "flops": (("gpt2",), {}, "gpt2"),
+    "shape": (("gpt2",), {"rows": 4}, "gpt2 --rows 4"),
+    "aspect": ((), {"kind": "encoder"}, "--kind encoder"),
+}
+
+
+def test_every_picture_is_drawn() -> None:
+    assert set(PICTURES) == set(import_module("llmcalc.cli.plot").COMMANDS) == set(Picture.__args__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_the_commands(name: Any, tmp_path: Path, run: Any) -> None:
+    pytest.importorskip("matplotlib")
+    models, options, words = PICTURES[name]
+    llmcalc.plot(name, *models, output="mine.svg", **options)
+    assert run("plot", name, *words.split(), "-o", "theirs.svg").code == 0
+    assert (tmp_path / "mine.svg").read_bytes() == (tmp_path / "theirs.svg").read_bytes()
+
+
+def test_the_page_is_served_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from urllib.request import urlopen
+
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_text("<p>the page</p>")
+    monkeypatch.setattr("llmcalc.page_server.build_page", lambda rebuild: (page, ""))
+    copied: Any = llmcalc.web(export=tmp_path / "copy")
+    assert (copied / "index.html").read_text() == "<p>the page</p>"
+    server: Any = llmcalc.web(browser=False)
+    with urlopen(server.address) as answer:
+        assert answer.read() == b"<p>the page</p>"
+    server.close()
+
+
+OF_THE_OUTPUT = {"format", "output", "notes", "table", "junit", "offline", "help_all"}
+"""Options that the command line has alone; `convert` returns its text, and `plot` has an output."""
+
+
+def options_of(command: str) -> set[str]:
+    """The long names of a command's options, as names of Python. typer has the first one as the option's default."""
+    module = import_module(f"llmcalc.cli.{command}")
+    found = set()
+    for parameter in inspect.signature(with_help_all(module.command)).parameters.values():
+        for option in getattr(parameter.annotation, "__metadata__", ()):
+            if type(option).__name__ == "OptionInfo":
+                names = [option.default, *(option.param_decls or ()), f"--{parameter.name}"]
+                long = next(name for name in names if isinstance(name, str) and name.startswith("--"))
+                found.add(long.removeprefix("--").partition("/")[0].replace("-", "_"))
+    return found - OF_THE_OUTPUT
+
+
+WITH_ANY = {"params": {"rank": True}, "flops": {"rank": True}, "kv": {"rank": True}, "explain": {"rank": True}}
+WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan")}
+WITH_ANY |= {"verify": {"layout": True}}
+"""Command → the groups of options that its function takes as `**options`."""
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "plot"])
+def test_options_have_the_same_names(command: str) -> None:
+    function = inspect.signature(getattr(llmcalc, command)).parameters
+    taken = set(function)
+    if "options" in function:
+        taken |= set(READING) | groups(**WITH_ANY.get(command, {}))
+    assert options_of(command) - taken == set()
+
+
+def groups(**which: bool) -> set[str]:
+    """The names that `options_of` of the arguments takes."""
+    from llmcalc.arguments import options_of as sorted_options
+
+    with pytest.raises(InputError) as error:
+        sorted_options({"": 1}, **which)
+    assert "there is no such option" in str(error.value)
+    from llmcalc.device_memory.settings import SHORTHANDS, Settings
+    from llmcalc.parallel.counted_rank import rank_settings
+    from llmcalc.parallel.layout_request import Asked
+    from llmcalc.workload.setting import declared
+
+    known: set[str] = set(rank_settings()) if which.get("rank") else set()
+    known |= {*declared(Settings), *SHORTHANDS} if which.get("run") else set()
+    return known | (set(declared(Asked)) if which.get("layout") else set())
+
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
+    (lambda: llmcalc.params("gpt2", tp="x"), "--tp: 'x' is not"),
+    (lambda: llmcalc.params(llmcalc.load("gpt2"), set=["num_hidden_layers=2"]), "--set: the model is loaded already"),
+    (lambda: llmcalc.flops("gpt2", users=2, batch=2), "--users: it is another name of --batch"),
+    (lambda: llmcalc.flops("gpt2", users=2, phase="training"), "--users: training has no users"),
+    (lambda: llmcalc.kv("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
+    (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),
+    (llmcalc.memory, "missing argument TARGET"),
+    (lambda: llmcalc.memory("gpt2", hardware=["h100", "h1000"]), "no accelerator"),
+    (lambda: llmcalc.memory("gpt2", batchs=2), "batchs: there is no such option. Did you mean batch"),
+    (lambda: llmcalc.fit("gpt2", "h100", dp=2), "--devices: missing"),
+    (lambda: llmcalc.plan("gpt2", "h100"), "--devices: missing"),
+    (llmcalc.compare, "missing argument TARGET"),
+    (lambda: llmcalc.compare("gpt2", sort="size"), "--sort: "),
+    (lambda: llmcalc.explain("gpt2", quantity="size"), "--quantity: 'size' is not known"),  # type: ignore[arg-type]
+    (lambda: llmcalc.explain("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown dtype 'bf17'"),
+    (lambda: llmcalc.diff("gpt2"), "diff: 1 TARGET; expected two"),
+    (lambda: llmcalc.shape("gpt2", rows=0), "--rows: 0 is too small"),
+    (lambda: llmcalc.shape("gpt2", kv_ratio="x"), "gpt2: --kv-ratio: 'x' is not"),
+    (lambda: llmcalc.budget("none.toml"), "none.toml: "),
+    (llmcalc.verify, "verify: expected TARGET... or --all"),
+    (lambda: llmcalc.verify("gpt2", tp=2), "verify: options of layouts only apply to --distributed"),
+    (lambda: llmcalc.check("none.safetensors", "gpt2"), "none.safetensors: "),
+    (lambda: llmcalc.convert("gpt2", to="json"), "--to: 'json' is not known"),  # type: ignore[arg-type]
+    (lambda: llmcalc.presets("gpt22"), "no preset has 'gpt22'"),
+    (lambda: llmcalc.presets(sort="size"), "--sort: 'size' is not known"),
+    (lambda: llmcalc.hardware("h1000"), "no accelerator"),
+    (lambda: llmcalc.plot("bars", "gpt2"), "PICTURE: 'bars' is not known"),  # type: ignore[arg-type]
+    (lambda: llmcalc.plot("aspect", "gpt2"), "plot aspect: too many positional arguments"),
+    (lambda: llmcalc.plot("params", "gpt2", output="x.gif"), "--output x.gif: "),
+    (lambda: llmcalc.web(port=-1, browser=False, export="."), "--export: .: is not empty"),
+]
+
+
+@pytest.mark.parametrize(("ask", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_bad_input_is_one_line(ask: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ask()
+    assert str(error.value).startswith(message)
