@@ -7,7 +7,7 @@ import typer
 
 from .. import units
 from ..device_memory.settings import Settings
-from ..frameworks.launch.read import launch_files
+from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import Asked
 from ..questions.runs import RunOptions, ask_memory, memory_question

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import DeviceMemory
-from ..device_memory.estimate import Memory
 from ..evidence import FrameworkEvidence
-from ..parallel.layout import Layout
-from ..parallel.layout_request import Asked
-from ..parallel.messages import GradientRules, Message
-from ..parallel.search import LayoutRules
-from ..workload.execution import AttentionImplementation
+from ..parallel.layout_rules import LayoutRules
 from .launch.record import LaunchFile, Plugin
-from .peak_estimate import EstimateErrors, PeakEstimate
+
+if TYPE_CHECKING:
+    from ..device_memory.cuda_runtime import Runtime
+    from ..device_memory.device_memory import DeviceMemory
+    from ..device_memory.estimate import Memory
+    from ..parallel.layout import Layout
+    from ..parallel.layout_request import Asked
+    from ..parallel.messages import GradientRules, Message
+    from ..workload.execution import AttentionImplementation
+    from .peak_estimate import PeakEstimate
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,26 @@ class FromFile:
         return self.function(*arguments)
 
 
-RankMemoryOf: TypeAlias = Callable[[RunOnRanks, int, Runtime], DeviceMemory]
+class EstimateErrors(NamedTuple):
+    """The largest errors of an estimate, as shares of it: how much less, and how much more, a layout may need.
+
+    `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
+    needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments.
+    """
+
+    under: float
+    over: float = 1.0
+
+    def least(self, bytes: int) -> int:
+        """The least that a layout may need whose estimate is so many bytes."""
+        return bytes - int(self.under * bytes)
+
+    def most(self, bytes: int) -> int:
+        """The most that it may need."""
+        return bytes + int(self.over * bytes)
+
+
+RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
@@ -93,7 +114,7 @@ class Framework:
     rank_memory: the memory of one rank in training, replayed.
     estimate: the memory of any rank of any layout, without an allocator, for plans.
     estimate_errors: the largest errors of that estimate.
-    gradients: how gradients are summed over replicas.
+    gradient_rules: how gradients are summed over replicas.
     layouts: which layouts a search tries.
     own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
         a framework whose messages all follow from placements and `gradients`.
@@ -116,7 +137,7 @@ class Framework:
     rank_memory: RankMemoryOf
     estimate: Callable[[Memory], PeakEstimate]
     estimate_errors: EstimateErrors
-    gradients: GradientRules
+    gradient_rules: Callable[[], GradientRules]
     layouts: LayoutRules
     own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     attention: AttentionImplementation | None = None

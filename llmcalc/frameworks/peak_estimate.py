@@ -431,25 +431,6 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
     return measured
 
 
-class EstimateErrors(NamedTuple):
-    """The largest errors of an estimate, as shares of it: how much less, and how much more, a layout may need.
-
-    `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
-    needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments.
-    """
-
-    under: float
-    over: float = 1.0
-
-    def least(self, bytes: int) -> int:
-        """The least that a layout may need whose estimate is so many bytes."""
-        return bytes - int(self.under * bytes)
-
-    def most(self, bytes: int) -> int:
-        """The most that it may need."""
-        return bytes + int(self.over * bytes)
-
-
 THREADS = 2
 """The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 

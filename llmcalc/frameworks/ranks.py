@@ -167,7 +167,7 @@ class Cluster:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
                 return messages
-        gradients, use = self.framework.gradients, self.one.states
+        gradients, use = self.framework.gradient_rules(), self.one.states
         return rank_messages(
             self.spec,
             self.layout,

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.framework import Framework
-from ..frameworks.peak_estimate import EstimateErrors, PeakEstimate, alike
+from ..frameworks.framework import EstimateErrors, Framework
+from ..frameworks.peak_estimate import PeakEstimate, alike
 from ..frameworks.ranks import Cluster
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule

@@ -39,7 +39,9 @@ def communication(
     **more: Any,
 ) -> list[Message]:
     """The messages of a rank under a framework."""
-    return rank_messages(spec, layout, workload, framework_named(framework).gradients, micro_batches, rank, **more)
+    return rank_messages(
+        spec, layout, workload, framework_named(framework).gradient_rules(), micro_batches, rank, **more
+    )
 
 
 MICRO_BATCH = Workload(batch=BATCH, seq=SEQ)

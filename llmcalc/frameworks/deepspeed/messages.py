@@ -48,4 +48,6 @@ def _buckets(elements: int) -> list[int]:
     return [BUCKET] * full + [rest] * (rest > 0)
 
 
-GRADIENTS = GradientRules("deepspeed", (0, 1, 2, 3), gradient_messages)
+def gradient_rules() -> GradientRules:
+    """How gradients are summed over the ranks that hold the same weights."""
+    return GradientRules("deepspeed", (0, 1, 2, 3), gradient_messages)

@@ -47,4 +47,6 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
         yield ranks.summed(size * FLOAT32 // ranks.shards, count * passes)
 
 
-GRADIENTS = GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)
+def gradient_rules() -> GradientRules:
+    """How gradients are summed over the ranks that hold the same weights."""
+    return GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)

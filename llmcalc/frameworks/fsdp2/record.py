@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ...parallel.search import LayoutRules
-from ..framework import Framework, FromFile
+from ...parallel.layout_rules import LayoutRules
+from ..framework import EstimateErrors, Framework, FromFile
 from ..launch.record import LaunchFile, Plugin
-from ..peak_estimate import EstimateErrors
-from .messages import GRADIENTS
 
 FRAMEWORK = Framework(
     name="fsdp2",
@@ -15,7 +13,7 @@ FRAMEWORK = Framework(
     estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.08),
     evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradients=GRADIENTS,
+    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
     layouts=LayoutRules(
         "fsdp2",
         zero=3,

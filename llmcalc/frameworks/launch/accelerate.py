@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, LaunchFile, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 """Keys that a config without `distributed_type` has."""
@@ -92,6 +92,3 @@ def _mixed(reading: Reading, data: Table) -> dict[str, Any]:
         reading.unknown["mixed_precision"] = "products in 8 bits are not modelled"
         return {}
     raise reading.wrong("mixed_precision", f"{shown(data['mixed_precision'])}; expected no, bf16 or fp16")
-
-
-ACCELERATE = LaunchFile("accelerate", "a config of accelerate", is_accelerate, read_accelerate)

@@ -13,24 +13,10 @@ from typing import Any
 from ...errors import InputError
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
-from .accelerate import ACCELERATE
-from .record import Fetch, Launch, LaunchFile, Source
+from .kinds import kinds, launch_files
+from .record import Fetch, Launch, Source
 from .shell import Command, Script, is_open, open_reason, read_script, said
 from .text import LARGEST, parse_yaml
-from .trainer import TRAINER
-
-
-@cache
-def kinds() -> tuple[LaunchFile, ...]:
-    """The kinds of launch files: each framework's own, then those that several frameworks have."""
-    own = (framework(name).launch_file for name in NAMES)
-    return (*(file for file in own if file is not None), ACCELERATE, TRAINER)
-
-
-def launch_files() -> str:
-    """The launch files that are read, in words."""
-    *titles, last = (kind.title for kind in kinds())
-    return f"{', '.join(titles)} or {last}"
 
 
 def read_launch(

@@ -6,11 +6,13 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
-from ...model import ModelSpec
 from ...parallel.layout import ALONE, Layout
+
+if TYPE_CHECKING:
+    from ...model import ModelSpec
 
 Table: TypeAlias = Mapping[str, Any]
 

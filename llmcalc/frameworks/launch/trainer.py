@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, LaunchFile, Reading, RunUnder, Source, Table, flag_value, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, RunUnder, Source, Table, flag_value, reading_of, size_of, unknown_keys
 from .shell import is_open, open_reason, said
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -232,14 +232,3 @@ def _trainer_adapters(reading: Reading, data: Table, flag: Callable[[str], bool]
     if data.get("lora_dropout") not in (None, 0, 0.0):
         words["lora_dropout"] = True
     return words
-
-
-TRAINER = LaunchFile(
-    "trainer",
-    "arguments of the Trainer",
-    is_trainer,
-    read_trainer,
-    arguments_of="the Trainer",
-    is_run_by=is_run_by,
-    read_arguments=read_arguments,
-)

@@ -24,6 +24,8 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     yield ranks.message("all_gather", group.elements * group.width, 1)
 
 
-GRADIENTS = GradientRules(
-    "megatron", (0, 1), gradient_messages, in_float32=True, one_buffer=True, own_checkpointing=True
-)
+def gradient_rules() -> GradientRules:
+    """How gradients are summed over the ranks that hold the same weights."""
+    return GradientRules(
+        "megatron", (0, 1), gradient_messages, in_float32=True, one_buffer=True, own_checkpointing=True
+    )

@@ -32,4 +32,6 @@ def bucket_sizes(gradients: Iterable[int]) -> list[int]:
     return sizes + [size] * (size > 0)
 
 
-GRADIENTS = GradientRules("torch", (0,), gradient_messages)
+def gradient_rules() -> GradientRules:
+    """How gradients are summed over the ranks that hold the same weights."""
+    return GradientRules("torch", (0,), gradient_messages)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ...parallel.search import LayoutRules
-from ..framework import Framework, FromFile
-from ..peak_estimate import EstimateErrors
-from .messages import GRADIENTS
+from ...parallel.layout_rules import LayoutRules
+from ..framework import EstimateErrors, Framework, FromFile
 
 FRAMEWORK = Framework(
     name="torch",
@@ -14,7 +12,7 @@ FRAMEWORK = Framework(
     estimate=FromFile(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.04),
     evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradients=GRADIENTS,
+    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
     launcher="torchrun",
     serves=True,

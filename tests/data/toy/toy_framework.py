@@ -8,11 +8,11 @@ from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
+from ...parallel.layout_rules import LayoutRules
 from ...parallel.messages import GradientRules, GroupOfWeights, Message
-from ...parallel.search import LayoutRules
-from ..framework import Framework, RunOnRanks
+from ..framework import EstimateErrors, Framework, RunOnRanks
 from ..launch.record import Launch, LaunchFile, Source, Table
-from ..peak_estimate import EstimateErrors, PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
+from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import nothing
 
 
@@ -31,6 +31,11 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     yield group.ranks.message("all_reduce", group.elements * group.width, 1)
 
 
+def gradient_rules() -> GradientRules:
+    """How gradients are summed over replicas."""
+    return GradientRules("toyframe", (0,), gradient_messages)
+
+
 def is_job(data: Table) -> bool:
     """Whether a table is a job of Toyframe."""
     return "toyframe" in data
@@ -47,7 +52,7 @@ FRAMEWORK = Framework(
     rank_memory=rank_memory,
     estimate=estimate,
     estimate_errors=EstimateErrors(under=0.5),
-    gradients=GradientRules("toyframe", (0,), gradient_messages),
+    gradient_rules=gradient_rules,
     layouts=LayoutRules("toyframe", untried=("tp", "cp", "pp", "vpp", "ep")),
     launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),
 )

@@ -1,0 +1,39 @@
+"""The kinds of launch files: each framework's own, and those of programs that run several frameworks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..framework import FromFile
+from ..registry import NAMES, framework
+from .record import LaunchFile
+
+ACCELERATE = LaunchFile(
+    "accelerate",
+    "a config of accelerate",
+    FromFile(__package__, "accelerate:is_accelerate"),
+    FromFile(__package__, "accelerate:read_accelerate"),
+)
+
+TRAINER = LaunchFile(
+    "trainer",
+    "arguments of the Trainer",
+    FromFile(__package__, "trainer:is_trainer"),
+    FromFile(__package__, "trainer:read_trainer"),
+    arguments_of="the Trainer",
+    is_run_by=FromFile(__package__, "trainer:is_run_by"),
+    read_arguments=FromFile(__package__, "trainer:read_arguments"),
+)
+
+
+@cache
+def kinds() -> tuple[LaunchFile, ...]:
+    """The kinds of launch files, in the order in which a file is compared with them."""
+    own = (framework(name).launch_file for name in NAMES)
+    return (*(file for file in own if file is not None), ACCELERATE, TRAINER)
+
+
+def launch_files() -> str:
+    """The launch files that are read, in words."""
+    *titles, last = (kind.title for kind in kinds())
+    return f"{', '.join(titles)} or {last}"
