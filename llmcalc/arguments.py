@@ -57,7 +57,7 @@ def config_of(model: Any) -> Mapping[str, Any]:
 
 
 def head_of(head: Any) -> Any:
-    from .components.head import HeadKind
+    from .components.head_kind import HeadKind
 
     return one_of("--head", head, HeadKind)
 

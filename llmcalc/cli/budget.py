@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ..questions.witnesses import ask_budget
-from ..reports.budget import junit
 from .options import JunitOption, OfflineOption
 from .output import writable, written
 from .target_options import Writing, takes_target
@@ -26,6 +24,9 @@ def command(
     """Check bounds on what models cost, for CI.
     On parameters, FLOPs, KV cache, memory; exit code 1 if a bound is broken.
     """
+    from ..questions.witnesses import ask_budget
+    from ..reports.budget import junit
+
     if junit_file is not None:
         writable(junit_file, "--junit")
     answer = ask_budget(file)

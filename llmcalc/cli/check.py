@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from ..questions.witnesses import ask_check, read_stored
-from ..sources.preset import about
 from .options import Target
 from .target_options import Reading, Writing, takes_target
 
@@ -28,6 +26,9 @@ def command(
     """Compare the tensors of a checkpoint with a model. Only the header is read.
     Exit code 1 if they differ.
     """
+    from ..questions.witnesses import ask_check, read_stored
+    from ..sources.preset import about
+
     preset = reading.load(target)
     stored = read_stored(checkpoint)
     with about(preset):

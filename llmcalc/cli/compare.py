@@ -4,9 +4,6 @@ from typing import Annotated
 
 import typer
 
-from ..questions.comparisons import ask_compare, check_compared
-from ..questions.listings import select_presets
-from ..reports.compare import LAYOUTS
 from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
 from .options import CacheDtype, Seq, TargetsOrNone
@@ -30,6 +27,10 @@ def command(
     """Models side by side: sizes, ratios of sizes, cost per token.
     With more than a few, one row for each model.
     """
+    from ..questions.comparisons import ask_compare, check_compared
+    from ..questions.listings import select_presets
+    from ..reports.compare import LAYOUTS
+
     check_compared(bool(targets), everything, selection)
     counted = select_presets(selection) if everything else []
     if not everything or reading.changes:  # the filters of --all apply to the models without overrides

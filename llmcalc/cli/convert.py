@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..questions.listings import Written, converted
-from ..sources.preset import about
+from ..questions.listings import Written
 from .options import Output, Target, opened
 from .target_options import Reading, takes_target
 
@@ -29,6 +28,9 @@ def command(
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
+    from ..questions.listings import converted
+    from ..sources.preset import about
+
     preset = reading.load(target)
     with about(preset):
         text = converted(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..costs.context_length import MOST_CONTEXT
 from ..errors import one_line
-from ..questions.differences import ask_diff, changes_to_compare
+from ..workload.lengths import MOST_CONTEXT
 from .options import CacheDtype, TableOption, Targets, size
 from .target_options import Reading, Writing, takes_target
 
@@ -49,6 +48,8 @@ def command(
     """What changes from one model to another, or since a commit.
     Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.
     """
+    from ..questions.differences import ask_diff, changes_to_compare
+
     changes = changes_to_compare(
         targets, reading.load, git, models_only, reading.head, reading.allow_unknown, bool(reading.overrides)
     )

@@ -6,8 +6,7 @@ import typer
 
 from ..optional import included
 from ..parallel.counted_rank import ANY_RANK, AskedRank
-from ..questions.counts import ExplainQuestion, Quantity
-from ..sources.preset import about
+from ..questions.counts import Quantity
 from ..symbolic.formulas import Recomputed
 from .layout_options import takes_rank
 from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size
@@ -62,6 +61,9 @@ def command(
 ) -> None:
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""
+    from ..questions.counts import ExplainQuestion
+    from ..sources.preset import about
+
     include = included(with_mtp)
     question = ExplainQuestion(
         node, quantity, seq, pairs, kv_dtype, batch, attn_implementation, recompute, latex, bibtex, include, asked

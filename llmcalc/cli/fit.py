@@ -7,9 +7,6 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import Asked
-from ..questions.runs import RunQuestion, ask_fit, fit_settings
-from ..sources.hardware import find_hardware
-from ..sources.preset import about
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
@@ -41,6 +38,10 @@ def command(
     With --devices, with some layout over them, and how many it needs: training, or with --phase or --users inference.
     Exit code 1 if it does not fit.
     """
+    from ..questions.runs import RunQuestion, ask_fit, fit_settings
+    from ..sources.hardware import find_hardware
+    from ..sources.preset import about
+
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),

@@ -4,14 +4,12 @@ from typing import Annotated
 
 import typer
 
-from ..costs.context_length import USUAL
 from ..optional import included
 from ..parallel.counted_rank import ANY_RANK, AskedRank
-from ..questions.counts import FlopsQuestion
 from ..reports.document import joined
-from ..sources.preset import about
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
+from ..workload.lengths import USUAL
 from ..workload.workload import Phase
 from .layout_options import takes_rank
 from .options import (
@@ -75,6 +73,9 @@ def command(
     """FLOPs of one pass by component, in total and per token.
     Matrix multiplications only; the total under full and under causal pairs.
     """
+    from ..questions.counts import FlopsQuestion
+    from ..sources.preset import about
+
     include = included(with_mtp)
     question = FlopsQuestion(
         batch_of(batch, users, phase) or 1,

@@ -4,13 +4,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..questions.listings import ask_hardware
-from ..sources.hardware import hardware_names
 from .target_options import Writing, takes_target
 
 
 def complete_name(incomplete: str) -> list[str]:
     """Accelerators' names for the shell's completion."""
+    from ..sources.hardware import hardware_names
+
     return [name for name in hardware_names() if name.startswith(incomplete.lower())]
 
 
@@ -42,4 +42,6 @@ def command(names: Names = None, *, writing: Writing) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.
     """
+    from ..questions.listings import ask_hardware
+
     writing.show(ask_hardware(names or ()).report(), notes=bool(names))

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..costs.context_length import MOST_CONTEXT, USUAL
 from ..parallel.counted_rank import ANY_RANK, AskedRank
-from ..questions.counts import CacheQuestion
 from ..reports.document import joined
-from ..sources.preset import about
 from ..workload.inference import batch_of
+from ..workload.lengths import MOST_CONTEXT, USUAL
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, Source, TableOption, Targets, Users, size
 from .target_options import Reading, Writing, takes_target
@@ -36,6 +34,9 @@ def command(
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
+    from ..questions.counts import CacheQuestion
+    from ..sources.preset import about
+
     question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, asked)
     reports = []
     for preset in [reading.load(target) for target in targets]:

@@ -10,9 +10,6 @@ from ..device_memory.settings import Settings
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import Asked
-from ..questions.runs import RunOptions, ask_memory, memory_question
-from ..sources.hardware import find_each
-from ..sources.preset import about
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -66,6 +63,10 @@ def command(
     Weights, cache, gradients, optimizer states and activations, and the accelerators that hold them; of many devices,
     every rank that differs.
     """
+    from ..questions.runs import RunOptions, ask_memory, memory_question
+    from ..sources.hardware import find_each
+    from ..sources.preset import about
+
     include = included(with_mtp, with_towers)
     question = memory_question(
         target,

@@ -10,8 +10,7 @@ from typing import IO, Annotated, Any, TypeAlias, get_args
 
 import typer
 
-from ..components.head import HeadKind
-from ..costs.context_length import USUAL
+from ..components.head_kind import HeadKind
 from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
@@ -22,6 +21,7 @@ from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
 from ..workload.inference import CACHE_FORMATS, USERS
+from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
 from ..workload.validation import LARGEST, maybe_whole, one_of
 from .output import stdout, writable, written

@@ -6,9 +6,7 @@ import typer
 
 from ..optional import included
 from ..parallel.counted_rank import ANY_RANK, AskedRank
-from ..questions.counts import ParamsQuestion, params_of_file
 from ..reports.document import joined
-from ..sources.preset import about
 from .layout_options import takes_rank
 from .options import TableOption, Targets, WithMtp, WithTowers
 from .target_options import Reading, Writing, takes_target
@@ -36,6 +34,9 @@ def command(
     """Parameters by component: total, active, embedding.
     For a checkpoint (.safetensors, .gguf): the tensors in its header.
     """
+    from ..questions.counts import ParamsQuestion, params_of_file
+    from ..sources.preset import about
+
     include = included(with_mtp, with_towers)
     question = ParamsQuestion(include, asked)
     reports = []

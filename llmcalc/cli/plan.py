@@ -7,9 +7,6 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import Asked
-from ..questions.runs import RunQuestion, ask_plan, plan_settings
-from ..sources.hardware import find_hardware
-from ..sources.preset import about
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
@@ -43,6 +40,10 @@ def command(
     """Layouts over many devices that fit, the best first.
     Of training; sizes of groups that are given hold for all. Exit code 1 if none fits.
     """
+    from ..questions.runs import RunQuestion, ask_plan, plan_settings
+    from ..sources.hardware import find_hardware
+    from ..sources.preset import about
+
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),

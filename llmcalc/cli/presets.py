@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from ..questions.listings import SORTS, ask_presets
+from ..questions.listings import SORTS
 from ..studies.selection import Selection
 from .options import complete_target
 from .target_options import Writing, takes_target
@@ -40,5 +40,7 @@ def command(
     """Models that come with llmcalc, and their published figures.
     With names: aliases, sources, settings, assumptions.
     """
+    from ..questions.listings import ask_presets
+
     answer = ask_presets(names or (), selection, sort, details)
     writing.show(answer.report(), notes=answer.in_full)

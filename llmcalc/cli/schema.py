@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-from ..sources.json_schema import description_schema
 from .options import Output, opened
 
 
@@ -10,5 +9,7 @@ def command(output: Output = None) -> None:
     """JSON Schema of native descriptions.
     With it, editors check and complete TOML.
     """
+    from ..sources.json_schema import description_schema
+
     with opened(output) as out:
         out.write(json.dumps(description_schema(), indent=1) + "\n")

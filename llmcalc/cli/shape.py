@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from ..questions.comparisons import ShapeQuestion
 from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone
 from .target_options import Reading, Writing, takes_target
 
@@ -55,6 +54,8 @@ def command(
     writing: Writing,
 ) -> None:
     """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
+    from ..questions.comparisons import ShapeQuestion
+
     question = ShapeQuestion(
         params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
     )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..components.head import HeadKind
+from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
 from ..reports.document import Report, fitted_to
 from ..reports.formats import WRITERS, Format
-from ..sources.preset import Preset
-from ..sources.target import load
 from ..studies.selection import Selection
 from .options import (
     AllowUnknown,
@@ -31,6 +29,9 @@ from .options import (
 )
 from .output import remark
 from .setting_options import CommandFunction, OptionOfCommand, takes
+
+if TYPE_CHECKING:
+    from ..sources.preset import Preset
 
 
 class Reading(NamedTuple):
@@ -53,6 +54,8 @@ class Reading(NamedTuple):
         """The model of a TARGET. What its reader remarks goes to stderr after the answer, and so does an optional part
         of `include` that the model does not have.
         """
+        from ..sources.target import load
+
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
         absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
         missing = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)

@@ -6,10 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from ..parallel.layout_request import ANY, Asked
-from ..questions.witnesses import Verification
-from ..reports.junit import junit
-from ..sources.presets import model_names
-from ..witnesses.distributed.launch import launched_rank
 from ..witnesses.reference import Device
 from ..witnesses.run import Witness
 from .layout_options import takes_layout
@@ -63,6 +59,11 @@ def command(
     """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache, memory; exit code 1 on any mismatch.
     """
+    from ..questions.witnesses import Verification
+    from ..reports.junit import junit
+    from ..sources.presets import model_names
+    from ..witnesses.distributed.launch import launched_rank
+
     verification = Verification(
         everything, device, against, batch, seq, every_layer, memory, distributed, asked, num_microbatches
     )

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ..page_server import PageServer, build_page, check_export, export_page
 from .output import print_line, print_remarks, remark
 
 
@@ -29,6 +28,8 @@ def command(
     """The page: the same counts in a browser.
     It is built from a checkout, with Node and npm, and served to this machine alone.
     """
+    from ..page_server import PageServer, build_page, check_export, export_page
+
     if export is not None:
         check_export(export)
     page, built = build_page(rebuild)

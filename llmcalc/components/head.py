@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 ONE = Axis("vocab", 1)
 """The vocabulary axis of a head that is recorded alone."""
-
-
-HeadKind: TypeAlias = Literal["lm", "none", "classification"]
-"""The `type` of each head in this file."""
 
 
 class Transform(Part):

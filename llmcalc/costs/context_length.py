@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError
 from ..model import ModelSpec
+from ..workload.lengths import MOST_CONTEXT, USUAL
 
 
 def learned_positions(spec: ModelSpec) -> int | None:
@@ -23,16 +24,6 @@ def longest_sequence(spec: ModelSpec) -> int | None:
     """The context length in tokens; None if the spec states none."""
     learned = learned_positions(spec)
     return spec.max_position_embeddings if learned is None else learned
-
-
-USUAL = 2048
-"""Default tokens per sequence in a pass, and the default context of a model that states no context length."""
-
-MOST_CONTEXT = 2**15
-"""Largest default context, in tokens, for models with a longer context length. Half of the published decoders state
-32,768 or less, and a conversation with a document fills as much. A default of a million tokens would answer a question
-that few users ask, and a default of one token would hide the cache.
-"""
 
 
 def usual_sequence(spec: ModelSpec) -> int:

@@ -17,7 +17,7 @@ from .preset import UNWRITTEN, Preset
 from .presets import aliases, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
-    from ..components.head import HeadKind
+    from ..components.head_kind import HeadKind
 
 
 def load(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..components.base import Network, TokenMixer
 from ..errors import InputError, suggest
-from ..model import ModelSpec
-from .layers import distinct_blocks
+
+if TYPE_CHECKING:
+    from ..model import ModelSpec
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 
@@ -76,6 +76,9 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     Attention is `mha`, `gqa` or `mqa` by its heads, and also `sliding` if a layer has a window. Other mixers have their
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
+    from ..components.base import TokenMixer
+    from .layers import distinct_blocks
+
     found: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
@@ -91,6 +94,9 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
 
 def has_experts(spec: ModelSpec) -> bool:
     """Whether any layer has a mixture of experts."""
+    from ..components.base import Network
+    from .layers import distinct_blocks
+
     return any(
         isinstance(block.feed_forward, Network) and block.feed_forward.mixture for block in distinct_blocks(spec)
     )

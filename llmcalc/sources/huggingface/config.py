@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
-from ...components.head import HeadKind
+from ...components.head_kind import HeadKind
 from ...errors import InputError, near_to, shown
 from .unknown import Unknown, words_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...components.head import HeadKind
+from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...components.head import HeadKind
+from ...components.head_kind import HeadKind
 
 HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForCausalLM": "lm",

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...components.head import HeadKind
+from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
 from .drafts import require_whole

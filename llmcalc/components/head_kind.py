@@ -1,0 +1,7 @@
+"""The kinds of heads: the `type` of each in `head.py`."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+HeadKind: TypeAlias = Literal["lm", "none", "classification"]

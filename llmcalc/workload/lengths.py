@@ -1,0 +1,10 @@
+"""Numbers of tokens of a sequence where none is given."""
+
+USUAL = 2048
+"""Default tokens per sequence in a pass, and the default context of a model that states no context length."""
+
+MOST_CONTEXT = 2**15
+"""Largest default context, in tokens, for models with a longer context length. Half of the published decoders state
+32,768 or less, and a conversation with a document fills as much. A default of a million tokens would answer a question
+that few users ask, and a default of one token would hide the cache.
+"""
