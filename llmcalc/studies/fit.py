@@ -11,7 +11,7 @@ from typing import Any
 from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.simulated_run import kernel_choices
+from ..device_memory.simulated_run import cache_block, kernel_choices
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
@@ -65,7 +65,9 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
         return given.needed if n == getattr(use, name) else memory.with_(**{name: n}).device.device_bytes
 
     batch = largest(partial(needed, "batch"), capacity, use.batch, MOST_BATCH)
-    seq = largest(partial(needed, "seq"), capacity, use.seq, longest)
+    block = cache_block(memory.settings, memory.states) or 1  # within a block of the cache no token adds bytes
+    blocks = largest(lambda n: needed("seq", min(n * block, longest)), capacity, use.seq // block, -(-longest // block))
+    seq = min(blocks * block, longest)
     changes = () if given.verdict != "no" else tuple(_changes(memory, given, batch, seq))
     return Fitting(memory, given, batch, seq, changes)
 
