@@ -30,8 +30,8 @@ import pytest
 import llmcalc
 from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
-from llmcalc.cli.options import show
 from llmcalc.cli.output import written
+from llmcalc.cli.target_options import Writing
 from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, text_of
 from llmcalc.reports.formats import WRITERS
 from llmcalc.reports.formats.html import html
@@ -487,7 +487,7 @@ def test_sources_stay_links(run: Any, folder: Path) -> None:
 )
 def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> None:
     table = Table("", [Column("a", "a"), Column("b", "b", text_of)], [Row([cell, Shown(cell, "x")])])
-    show(Report({}, [table]), "csv", None)
+    Writing(fmt="csv").show(Report({}, [table]))
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["target", "a", "b"], ["", shown, shown]]
 
 

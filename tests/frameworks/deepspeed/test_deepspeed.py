@@ -141,12 +141,12 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:
     ampere = Runtime(gpu="A100-80GB")
-    assert cluster(small(2)).peak.device.terms[-1].name == "CUDA context"
+    assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
     counted = cluster(small(2)).of_rank(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"
     assert counted.terms[-1].bytes == 2 * 24 * CONNECTION  # all ranks, and a copy of the group
     assert sum(term.bytes for term in counted.terms) == counted.device_bytes
-    assert counted.reserved_bytes == cluster(small(2)).peak.device.reserved_bytes
+    assert counted.reserved_bytes == cluster(small(2)).device_rank.device.reserved_bytes
     many = cluster(small(2), Layout(dp=16, zero=2)).of_rank(0, ampere).device
     assert many.terms[-1].name == "CUDA context"
 
@@ -207,7 +207,7 @@ def small(stage: int, **fields: Any) -> DeepSpeedSettings:
 
 def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> None:
     n = -(-llmcalc.params(model()).total // 8) * 8  # padded to 2 elements a rank
-    kept = cluster(small(2)).peak.device
+    kept = cluster(small(2)).device_rank.device
     exact = 2 * n + (4 + 4 + 4) * n // 4  # bf16; fp32 copy and two states of Adam
     rounding = 5 * 512  # of the flat tensor, the copy, the states and the token ids
     assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace - exact <= rounding
@@ -216,15 +216,15 @@ def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> Non
 
 
 def test_each_stage_takes_less() -> None:
-    peaks = [cluster(small(stage, overlap_comm=False), Layout(dp=4, zero=stage)).peak for stage in (1, 2)]  # type: ignore[arg-type]
+    peaks = [cluster(small(stage, overlap_comm=False), Layout(dp=4, zero=stage)).device_rank for stage in (1, 2)]  # type: ignore[arg-type]
     kept = [one.device.after_step_bytes for one in peaks]
     assert kept[0] == kept[1]
     assert peaks[0].device.peak_bytes > peaks[1].device.peak_bytes
 
 
 def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:
-    here = cluster(small(2)).peak.device
-    away = cluster(small(2, offload_optimizer="cpu")).peak.device
+    here = cluster(small(2)).device_rank.device
+    away = cluster(small(2, offload_optimizer="cpu")).device_rank.device
     assert away.by_kind["optimizer"] == 0
     assert away.by_kind["weights"] == here.by_kind["weights"]
     assert away.peak_bytes < here.peak_bytes
@@ -232,16 +232,16 @@ def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:
 
 def test_parts_of_parameters_on_the_host_are_not_on_the_device() -> None:
     fields = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
-    here = cluster(small(3, **fields), Layout(dp=4, zero=3)).peak.device
-    away = cluster(small(3, offload_param="cpu", **fields), Layout(dp=4, zero=3)).peak.device
+    here = cluster(small(3, **fields), Layout(dp=4, zero=3)).device_rank.device
+    away = cluster(small(3, offload_param="cpu", **fields), Layout(dp=4, zero=3)).device_rank.device
     parts = 2 * llmcalc.params(model()).total // 4
     assert here.after_step_bytes - away.after_step_bytes == pytest.approx(parts, abs=1024)
 
 
 def test_frozen_weights_are_in_no_partition() -> None:
-    tuned = cluster(small(2), lora_rank=4).peak.device
-    assert tuned.by_kind["optimizer"] < cluster(small(2)).peak.device.by_kind["optimizer"] / 10
-    gathered = cluster(small(3), Layout(dp=4, zero=3), lora_rank=4).peak.device
+    tuned = cluster(small(2), lora_rank=4).device_rank.device
+    assert tuned.by_kind["optimizer"] < cluster(small(2)).device_rank.device.by_kind["optimizer"] / 10
+    gathered = cluster(small(3), Layout(dp=4, zero=3), lora_rank=4).device_rank.device
     assert gathered.after_step_bytes > 0
 
 
@@ -261,10 +261,10 @@ def test_frozen_weights_are_in_no_partition() -> None:
 )
 def test_what_is_not_modelled_is_refused_by_name(own: Any, layout: Layout, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _ = cluster(own, layout).peak
+        _ = cluster(own, layout).device_rank
 
 
 def test_it_always_updates_fp32_copies() -> None:
     with pytest.raises(InputError, match="--master-weights none: DeepSpeed's optimizer updates fp32 copies"):
-        _ = cluster(small(2), master_weights="none").peak
-    assert cluster(small(2), dtype="float32", master_weights="none").peak.device.peak_bytes > 0
+        _ = cluster(small(2), master_weights="none").device_rank
+    assert cluster(small(2), dtype="float32", master_weights="none").device_rank.device.peak_bytes > 0

@@ -222,13 +222,13 @@ def test_adapters_under_version_1_are_refused() -> None:
         memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own_settings=TitanSettings(flat=True)
     )
     with pytest.raises(InputError, match="fsdp_version 1"):
-        _ = run.peak
+        _ = run.device_rank
 
 
 def test_adapters_over_quantized_weights_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
     with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
-        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
+        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").device_rank
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------
