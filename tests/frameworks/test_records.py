@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, signature
@@ -14,9 +16,19 @@ from llmcalc.frameworks.framework import FromFile
 from llmcalc.frameworks.registry import NAMES, framework
 
 
+class Names(dict[str, Any]):
+    """The names that a module's annotations read; those that it imports for types alone stand for anything."""
+
+    def __init__(self, module: str) -> None:
+        self.module = sys.modules[module]
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self.module, name, getattr(builtins, name, Any))
+
+
 def functions(record: Any) -> Iterator[tuple[FromFile, int]]:
     """The functions of a record and of the records in it, each with the number of arguments that its field states."""
-    types = get_type_hints(type(record))
+    types = get_type_hints(type(record), localns=Names(type(record).__module__))
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, FromFile):
