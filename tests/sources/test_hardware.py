@@ -353,16 +353,6 @@ def test_two_files_of_one_name_are_two_accelerators(tmp_path, run):
     assert [fit["memory_bytes"] for fit in json.loads(out)["fits"]] == [2**30, 2**34]
 
 
-def test_the_addresses_of_a_file_of_ones_own_are_text(tmp_path, run):
-    """A report is posted as a comment on a pull request, whose author writes the file."""
-    file = tmp_path / "my-gpu.toml"
-    file.write_text('memory_bytes = 80000000000\n[[sources]]\ngives = "x"\nurl = "https://example.org/a"\n')
-    code, out, _ = run("hardware", str(file), "--format", "markdown")
-    assert code == 0
-    assert "https:/&#8203;/example.org/a" in out
-    assert "https://resources.nvidia.com" in run("hardware", "h100", "--format", "markdown").out
-
-
 def test_a_file_that_is_not_there_is_refused(run, tmp_path):
     code, _, err = run("memory", "gpt2", "--hardware", str(tmp_path / "no.toml"))
     assert code == 2
