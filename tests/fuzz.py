@@ -515,7 +515,7 @@ def complaint(case: Input) -> str:
     lines = text.splitlines()
     if code == 2 and (out.getvalue() or not lines or not lines[-1].startswith("error: ") or len(lines[-1]) < 12):
         return f"no clear error: {text[-500:]!r}, {out.getvalue()[:200]!r}"
-    return "Traceback in an answer" if "Traceback" in text else ""
+    return f"Traceback in an answer: {text[-500:]!r}" if "Traceback" in text else ""
 
 
 def peak_mb() -> float:
