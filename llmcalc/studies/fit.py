@@ -65,9 +65,11 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
         return given.needed if n == getattr(use, name) else memory.with_(**{name: n}).device.device_bytes
 
     batch = largest(partial(needed, "batch"), capacity, use.batch, MOST_BATCH)
-    block = cache_block(memory.settings, memory.states) or 1  # within a block of the cache no token adds bytes
+    block = cache_block(memory.settings, memory.states) or 1  # most bytes come with whole blocks of the cache
     blocks = largest(lambda n: needed("seq", min(n * block, longest)), capacity, use.seq // block, -(-longest // block))
     seq = min(blocks * block, longest)
+    if seq < longest:
+        seq += largest(lambda n: needed("seq", seq + n), capacity, 1, min(block, longest - seq))
     changes = () if given.verdict != "no" else tuple(_changes(memory, given, batch, seq))
     return Fitting(memory, given, batch, seq, changes)
 

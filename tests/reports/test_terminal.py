@@ -155,9 +155,9 @@ def test_nowhere_to_write() -> None:
 
 def test_interruption() -> None:
     code = (
-        "import os, signal, sys, time, llmcalc.cli.options as options\n"
+        "import os, signal, sys, time, llmcalc.sources.target as target\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background may ignore it
-        "options.load = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(20))\n"
+        "target.load = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(20))\n"
         "sys.argv = ['llmcalc', 'params', 'gpt2']\n"
         "from llmcalc.cli.main import main\nmain()"
     )
