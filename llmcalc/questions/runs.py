@@ -166,6 +166,8 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         "workspace": question.workspace,
     }
     if launch is None and not layout.anything:
+        if question.settings.recompute == SELECTIVE:  # without a framework
+            question = replace(question, settings=question.settings.with_(recompute="attention"))
         return DeviceUse.made(question.on_one_device(), **asked)
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of

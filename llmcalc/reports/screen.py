@@ -21,7 +21,8 @@ def on_a_screen(report: Report) -> Report:
     """The report with as much of its tables as a screen has room for."""
     groups: list[list[Table]] = []
     for table in report.tables:
-        if not groups or (table.answer and any(other.answer for other in groups[-1])):
+        begins = table.answer and any(other.answer for other in groups[-1]) if groups else True
+        if begins and not (groups and table.target and table.target == groups[-1][-1].target):
             groups.append([])
         groups[-1].append(table)
     return report._replace(tables=[table for group in groups for table in _group_on_a_screen(group)])
