@@ -28,7 +28,6 @@ from .arguments import (
     spec_of,
     tokens_of,
 )
-from .drawing import plot
 from .errors import InputError
 from .optional import included
 from .workload.counting import Pairs
@@ -38,15 +37,19 @@ from .workload.validation import one_of, text, whole
 from .workload.workload import Phase
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from .device_memory.settings import MemoryPhase
     from .page_server import PageServer
+    from .plots.pictures import Picture
     from .questions.counts import Quantity
     from .questions.listings import Written
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
     from .reports.kv import Cache
-    from .reports.memory_answer import DeviceUse, RanksUse
+    from .reports.memory_answer import DeviceUse
     from .reports.params import Params
+    from .reports.ranks_answer import RanksUse
     from .symbolic.formulas import Recomputed
     from .witnesses.reference import Device
     from .witnesses.run import Witness
@@ -535,6 +538,18 @@ def schema() -> dict[str, Any]:
     from .sources.json_schema import description_schema
 
     return description_schema()
+
+
+def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
+    """Draws an answer, as a figure of matplotlib, which a notebook shows.
+
+    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
+    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
+    Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
+    """
+    from .drawing import draw
+
+    return draw(picture, models, output, options)
 
 
 def web(

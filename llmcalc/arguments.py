@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
-from .parallel.counted_rank import AskedRank, rank_settings
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
@@ -17,6 +16,7 @@ from .workload.setting import checked_values, declared, length_of
 from .workload.validation import LARGEST, one_of, text, whole
 
 if TYPE_CHECKING:
+    from .parallel.counted_rank import AskedRank
     from .questions.runs import RunOptions
     from .studies.selection import Selection
 
@@ -101,7 +101,12 @@ class Options(NamedTuple):
         """The model, with the changes of the call."""
         return preset_of(model, **self.reading)
 
-    def asked_rank(self) -> AskedRank:
+    def asked_rank(self) -> AskedRank | None:
+        """The rank that is asked about; None for the whole model."""
+        if not self.rank:
+            return None
+        from .parallel.counted_rank import AskedRank, rank_settings
+
         return AskedRank(**checked_values(rank_settings(), self.rank))
 
 
@@ -114,7 +119,11 @@ def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = Fals
 
     Raises `InputError` for an option that the function does not take.
     """
-    known: list[Iterable[str]] = [READING, rank_settings() if rank else (), (), ()]
+    known: list[Iterable[str]] = [READING, (), (), ()]
+    if rank and not given.keys() <= {*READING}:
+        from .parallel.counted_rank import rank_settings
+
+        known[1] = rank_settings()
     if run:
         from .device_memory.settings import SHORTHANDS, Settings
 

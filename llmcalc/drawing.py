@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +21,17 @@ if TYPE_CHECKING:
     from .parallel.layout import Schedule
 
 
-def plot(picture: pictures.Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draws an answer, as a figure of matplotlib, which a notebook shows.
-
-    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
-    Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
-    """
-    draw = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
+def draw(picture: str, models: Sequence[Model], output: str | Path | None, options: Mapping[str, Any]) -> Figure:
+    """Draws a picture, and writes it to a file if one is given. The arguments are those of `llmcalc.plot`."""
+    function = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:
         format_of(path)
     try:
-        inspect.signature(draw).bind(*models, **options)
+        inspect.signature(function).bind(*models, **options)
     except TypeError as error:
         raise InputError(f"plot {picture}: {error}") from None
-    figure = draw(*models, **options)
+    figure = function(*models, **options)
     if path is not None:
         try:
             path.write_bytes(rendered(figure, format_of(path)))

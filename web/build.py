@@ -46,7 +46,10 @@ AT_ONCE = 16
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 NOT_ON_THE_PAGE = (
-    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "witnesses/", "testing.", "pytest_plugin.")),
+    *(
+        f"llmcalc/{part}"
+        for part in ("cli/", "plots/", "witnesses/", "testing.", "pytest_plugin.", "drawing.", "page_server.")
+    ),
     *(f"llmcalc/sources/{part}" for part in ("checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
     *(
         f"llmcalc/frameworks/launch/{part}."
@@ -58,21 +61,19 @@ NOT_ON_THE_PAGE = (
     ),
     *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "plugin")),
     *(f"llmcalc/frameworks/deepspeed/{part}." for part in ("config_file", "plugin")),
-    *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget.")),
+    *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget")),
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
-    *("llmcalc/sources/budgets.", "llmcalc/presets/description.schema."),
+    *(f"llmcalc/questions/{part}." for part in ("differences", "witnesses")),
+    "llmcalc/presets/description.schema.",
     *("pydantic/v1/", "pydantic/mypy."),
 )
 """What the page never imports, left out of its archives."""
 
 CLUSTER = (
     "llmcalc/frameworks/",
-    *(
-        f"llmcalc/parallel/{part}."
-        for part in ("communication", "layout_request", "nearest", "schedules", "search", "weight_shards")
-    ),
+    *(f"llmcalc/parallel/{part}." for part in ("nearest", "schedules", "search", "weight_shards")),
     "llmcalc/studies/plan.",
-    *(f"llmcalc/reports/{part}." for part in ("cluster", "plan", "schedule", "formats/pipe")),
+    *(f"llmcalc/reports/{part}." for part in ("cluster", "ranks_answer", "plan", "schedule", "formats/pipe")),
 )
 """What only runs on many devices need: an archive of its own, which their panel loads."""
 
@@ -84,7 +85,8 @@ SHAPES = (
 
 LATER = (
     *(f"llmcalc/{part}/" for part in ("device_memory", "simulator", "parallel", "symbolic")),
-    *(f"llmcalc/reports/{part}." for part in ("memory", "explain", "expression")),
+    *(f"llmcalc/reports/{part}." for part in ("memory", "memory_answer", "explain", "expression")),
+    "llmcalc/questions/runs.",
 )
 """What the first answer does not need: an archive of its own, which memory and formulas load."""
 

@@ -9,6 +9,9 @@ from ..studies.selection import Selection
 from .options import CacheDtype, Seq, TargetsOrNone
 from .target_options import Reading, Writing, takes_target
 
+MOST_ON_A_SCREEN = 3
+"""Models of which a screen has room; more of them are a list."""
+
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 
@@ -38,4 +41,4 @@ def command(
         answer = ask_compare([(reading.load(name), None) for name in names], seq, kv_dtype, sort, LAYOUTS[writing.fmt])
     else:
         answer = ask_compare(counted, seq, kv_dtype, sort, LAYOUTS[writing.fmt])
-    writing.show(answer.report())
+    writing.show(answer.report(), listing=everything or len(answer.result) > MOST_ON_A_SCREEN)

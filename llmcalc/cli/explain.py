@@ -71,4 +71,4 @@ def command(
     preset = reading.load(target, include)
     with about(preset):
         answer = question.answer(preset, records=writing.fmt in ("csv", "markdown"))
-    writing.show(answer.report())
+    writing.show(answer.report(), listing=True)

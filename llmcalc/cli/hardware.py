@@ -44,4 +44,4 @@ def command(names: Names = None, *, writing: Writing) -> None:
     """
     from ..questions.listings import ask_hardware
 
-    writing.show(ask_hardware(names or ()).report(), notes=bool(names))
+    writing.show(ask_hardware(names or ()).report(), notes=bool(names), listing=True)

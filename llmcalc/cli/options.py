@@ -281,7 +281,10 @@ OfflineOption: TypeAlias = Annotated[
     ),
 ]
 NotesOption: TypeAlias = Annotated[
-    bool, typer.Option("--notes", help="Print all notes below the tables. Without it, two.", rich_help_panel="Output")
+    bool,
+    typer.Option(
+        "--notes", help="Print all rows and notes. Without it, 24 lines and two notes.", rich_help_panel="Output"
+    ),
 ]
 TableOption: TypeAlias = Annotated[
     str | None,

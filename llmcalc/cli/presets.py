@@ -43,4 +43,4 @@ def command(
     from ..questions.listings import ask_presets
 
     answer = ask_presets(names or (), selection, sort, details)
-    writing.show(answer.report(), notes=answer.in_full)
+    writing.show(answer.report(), notes=answer.in_full, listing=True)

@@ -71,16 +71,22 @@ class Writing(NamedTuple):
     fmt: Format = "table"
     output: Path | None = None
 
-    def show(self, report: Report, table: str | None = None, notes: bool = False) -> None:
+    def show(self, report: Report, table: str | None = None, notes: bool = False, listing: bool = False) -> None:
         """Writes the answer to the file, whole or not at all, or to stdout. Warnings go to stderr where the format has
         no room for notes.
 
-        table: the one to write, of several. notes: whether to print all notes, whatever the option says.
+        table: the one to write, of several. notes: whether to print all rows and notes, whatever the option says.
+        listing: whether the answer is a list, of which all rows are printed.
         """
         writer = WRITERS[self.fmt]
         if table is not None:
             report = report.only(table)
-        if not (notes or self.notes) and self.fmt in ("table", "markdown"):
+        brief = not (notes or self.notes)
+        if brief and self.fmt == "table" and not listing and table is None:
+            from ..reports.screen import on_a_screen
+
+            report = on_a_screen(report)
+        if brief and self.fmt in ("table", "markdown"):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
             remark(f"note: {text}")

@@ -75,7 +75,7 @@ def command(
         with written(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
     if launched_rank() == 0:
-        writing.show(answer.report(), table)
+        writing.show(answer.report(), table, listing=everything)
     if not answer.ok:
         raise typer.Exit(1)
 

@@ -137,6 +137,7 @@ class Settings:
             "inference",
             metavar="WORD",
             common=True,
+            every_framework=True,
         ),
     ] = "inference"
     batch: Annotated[
@@ -147,6 +148,7 @@ class Settings:
             "1",
             spellings=("-b", "--micro-batch"),
             common=True,
+            every_framework=True,
         ),
     ] = None
     seq: Annotated[
@@ -157,6 +159,7 @@ class Settings:
             "What runs",
             spellings=("-s", "--ctx", "--max-model-len"),
             common=True,
+            every_framework=True,
         ),
     ] = None
     source: Annotated[
@@ -171,6 +174,7 @@ class Settings:
             check=check_number_format,
             metavar="DTYPE",
             common=True,
+            every_framework=True,
         ),
     ] = None
     precision: Annotated[
@@ -220,6 +224,7 @@ class Settings:
             TRAINING,
             check=check_number_format,
             metavar="DTYPE",
+            every_framework=True,
         ),
     ] = None
     master_weights: Annotated[
@@ -240,6 +245,7 @@ class Settings:
             TRAINING,
             check=check_number_format,
             metavar="DTYPE",
+            every_framework=True,
         ),
     ] = None
     logits_dtype: Annotated[
@@ -280,6 +286,7 @@ class Settings:
             metavar="MODE",
             common=True,
             complete=lambda: MODES,
+            every_framework=True,
         ),
     ] = None
     num_microbatches: Annotated[
@@ -291,6 +298,7 @@ class Settings:
             TRAINING,
             most=MOST_MICROBATCHES,
             common=True,
+            every_framework=True,
         ),
     ] = None
     momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
@@ -313,6 +321,7 @@ class Settings:
             "Of a --framework whose optimizer does.",
             "Training",
             phases=TRAINING,
+            every_framework=True,
         ),
     ] = None
     offload_activations: Annotated[
@@ -328,6 +337,7 @@ class Settings:
             check=check_capacity,
             example="capacity:1.5",
             metavar="dropless|capacity:F",
+            every_framework=True,
         ),
     ] = None
     lora_rank: Annotated[
@@ -431,6 +441,7 @@ class Settings:
             spellings=("--attn",),
             metavar="KIND",
             common=True,
+            every_framework=True,
         ),
     ] = None
     norm: Annotated[
@@ -444,6 +455,7 @@ class Settings:
             "Precision and kernels",
             "eager",
             TRAINING,
+            every_framework=True,
         ),
     ] = None
     loss_chunk: Annotated[
@@ -507,7 +519,9 @@ class Settings:
     ] = None
     allocator: Annotated[
         Allocator | None,
-        Setting("Whether torch's allocator makes segments or expandable ones.", "Hardware", "segments"),
+        Setting(
+            "Whether torch's allocator makes segments or expandable ones.", "Hardware", "segments", every_framework=True
+        ),
     ] = None
 
     def with_(self, **changes: Any) -> Settings:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..errors import InputError
 from ..optional import OPTIONAL_PARTS
-from ..parallel.counted_rank import ANY_RANK, AskedRank
 from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
 from ..workload.counting import Pairs
@@ -17,6 +16,7 @@ from ..workload.workload import Phase
 
 if TYPE_CHECKING:
     from ..model import ModelSpec
+    from ..parallel.counted_rank import AskedRank
     from ..parallel.rank_model import RankModel
     from ..reports.answer import ReportedAnswer
     from ..reports.checkpoint import StoredParams
@@ -32,23 +32,27 @@ Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
 
 @dataclass(frozen=True)
 class ParamsQuestion:
-    """Parameters. include: optional parts of the model. rank: of a layout; by default the whole model."""
+    """Parameters. include: optional parts of the model. rank: of a layout; None (default) for the whole model."""
 
     include: frozenset[str] = frozenset()
-    rank: AskedRank = ANY_RANK
+    rank: AskedRank | None = None
 
     def answer(self, preset: Preset) -> Params:
         """The parameters of a model."""
         from ..costs.params import params
         from ..reports.params import Params
 
-        share = self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
+        share = (
+            None
+            if self.rank is None
+            else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
+        )
         count = params(preset.model if share is None else share.model, self.include)
         return Params.made(count, preset=preset, share=share)
 
 
 def params_of_file(
-    target: str, measure: bool, *, changed: bool, rank: AskedRank = ANY_RANK
+    target: str, measure: bool, *, changed: bool, rank: AskedRank | None = None
 ) -> StoredParams | MeasuredParams | None:
     """The parameters in a checkpoint's header, or with `measure` those of a class of transformers; None for a TARGET
     of another kind.
@@ -59,14 +63,14 @@ def params_of_file(
     if measure:
         if changed:
             raise _refused("--measure: builds the class as the config says")
-        if rank.anything:
+        if rank is not None and rank.anything:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measured(target)
     if not is_checkpoint(Path(target)):
         return None
     if changed:
         raise _refused(f"{target}: a checkpoint's header is counted as it is")
-    if rank.anything:
+    if rank is not None and rank.anything:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
     from ..sources.checkpoints.read import read_checkpoint
@@ -95,7 +99,7 @@ def _measured(target: str) -> MeasuredParams:
 class FlopsQuestion:
     """FLOPs of one pass. The fields are the arguments of `llmcalc.flops`.
 
-    conventions: whether to compare with rules of thumb. rank: of a layout; by default the whole model.
+    conventions: whether to compare with rules of thumb. rank: of a layout; None (default) for the whole model.
     """
 
     batch: int = 1
@@ -109,10 +113,10 @@ class FlopsQuestion:
     mla: LatentForm = "auto"
     conventions: bool = False
     include: frozenset[str] = frozenset()
-    rank: AskedRank = ANY_RANK
+    rank: AskedRank | None = None
 
     def __post_init__(self) -> None:
-        if self.conventions and self.rank.anything:
+        if self.conventions and self.rank is not None and self.rank.anything:
             raise InputError("--conventions: rules of thumb are of whole models; expected no layout")
 
     def answer(self, preset: Preset) -> Flops:
@@ -132,7 +136,11 @@ class FlopsQuestion:
             self.recompute,
             self.mla,
         )
-        share = self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
+        share = (
+            None
+            if self.rank is None
+            else self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
+        )
         if share is None:
             count = flops(preset.model, run, self.include)
         else:
@@ -146,16 +154,19 @@ class FlopsQuestion:
 
 @dataclass(frozen=True)
 class CacheQuestion:
-    """The cache. The fields are the arguments of `llmcalc.kv`. rank: of a layout; by default the whole model."""
+    """The cache. The fields are the arguments of `llmcalc.kv`.
+
+    rank: of a layout; None (default) for the whole model.
+    """
 
     batch: int = 1
     seq: int | None = None
     kv_dtype: str = "bfloat16"
     source: int | None = None
-    rank: AskedRank = ANY_RANK
+    rank: AskedRank | None = None
 
     def __post_init__(self) -> None:
-        if "cp" in self.rank.sizes:
+        if self.rank is not None and "cp" in self.rank.sizes:
             raise InputError(f"--cp {self.rank.sizes['cp']}: divides the sequences of training; expected no --cp")
 
     def answer(self, preset: Preset) -> Cache:
@@ -166,7 +177,7 @@ class CacheQuestion:
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, self.seq, self.kv_dtype, self.source)
 
-        share = self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
+        share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
         return Cache.made(cache(preset.model if share is None else share.model), preset=preset, share=share)
 
 
@@ -178,7 +189,7 @@ class ExplainQuestion:
     seq, pairs, kv_dtype: the run in which FLOPs and caches are evaluated.
     batch, attn_implementation, recompute: of a training pass, for activations alone; None where they were not given.
     latex: whether its text is LaTeX. bibtex: whether BibTeX entries of its sources are added to that.
-    include: optional parts of the model. rank: of a layout; by default the whole model.
+    include: optional parts of the model. rank: of a layout; None (default) for the whole model.
     """
 
     node: str | None = None
@@ -192,7 +203,7 @@ class ExplainQuestion:
     latex: bool = False
     bibtex: bool = False
     include: frozenset[str] = frozenset()
-    rank: AskedRank = ANY_RANK
+    rank: AskedRank | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` for settings that do not apply to the quantity."""
@@ -202,7 +213,7 @@ class ExplainQuestion:
             if getattr(self, name) is not None and self.quantity != "activations":
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
-        if self.quantity == "activations" and self.rank.anything:
+        if self.quantity == "activations" and self.rank is not None and self.rank.anything:
             raise InputError(
                 "--quantity activations: is of one device; expected no layout (llmcalc memory has those of each rank)"
             )
@@ -219,7 +230,11 @@ class ExplainQuestion:
         spec, quantity = preset.model, self.quantity
         seq = usual_sequence(spec) if self.seq is None else self.seq
         setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
-        share = self.rank.share(spec, lambda model: params(model, self.include).total, "holds")
+        share = (
+            None
+            if self.rank is None
+            else self.rank.share(spec, lambda model: params(model, self.include).total, "holds")
+        )
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
@@ -13,17 +13,17 @@ from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..frameworks.framework import Framework
-from ..frameworks.launch.record import Launch
-from ..frameworks.ranks import Cluster
-from ..frameworks.registry import FOR_PLANS, framework, framework_of, layout_of
 from ..parallel.layout_request import ANY, Asked, dated
-from ..parallel.nearest import nearest_text, with_nearest
 from ..reports.answer import ReportedAnswer
-from ..reports.memory_answer import ASSUMED, DeviceUse, RanksUse
+from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.preset import Preset
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option
+
+if TYPE_CHECKING:
+    from ..frameworks.framework import Framework
+    from ..frameworks.launch.record import Launch
+    from ..reports.ranks_answer import RanksUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,19 +159,25 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     Raises `InputError` for settings that contradict each other or the model; of many devices also where no kernels
     are known.
     """
-    preset, layout, launch = question.preset, question.layout, question.launch
-    record = framework_of(layout) if launch is None else framework(launch.framework)
-    question = question.under(record)
+    layout, launch = question.layout, question.launch
     asked: dict[str, Any] = {
-        "preset": preset,
+        "preset": question.preset,
         "accelerators": question.accelerators,
         "workspace": question.workspace,
     }
     if launch is None and not layout.anything:
+        if question.settings.recompute == SELECTIVE:  # without a framework
+            question = replace(question, settings=question.settings.with_(recompute="attention"))
         return DeviceUse.made(question.on_one_device(), **asked)
+    from ..frameworks.ranks import Cluster
+    from ..frameworks.registry import framework, framework_of, layout_of
+    from ..parallel.nearest import with_nearest
+    from ..reports.ranks_answer import RanksUse
+
+    record = framework_of(layout) if launch is None else framework(launch.framework)
     version = layout.framework_version or ""
-    with with_nearest(preset.model, layout if launch is None else ANY, question.tokens):
-        one = question.on_one_device()
+    with with_nearest(question.preset.model, layout if launch is None else ANY, question.tokens):
+        one = question.under(record).on_one_device()
         if launch is not None:
             ranks = Cluster.of(one, launch.layout, record, version, launch.own)
         else:
@@ -187,6 +193,8 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     global_batch: sequences of a training step over all devices; None (default) for a micro-batch of each.
     Raises `InputError` for options that contradict each other, and where no layout can be tried.
     """
+    from ..frameworks.registry import FOR_PLANS, framework, framework_of
+    from ..parallel.nearest import with_nearest
     from ..reports import fit as reports
     from ..studies.fit import fit
     from ..studies.fit_devices import fit_devices
@@ -223,6 +231,8 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     global_batch: as of `ask_fit`. rows: layouts that are replayed and shown.
     Raises `InputError` without a number of devices, for another phase, and where no layout can be tried.
     """
+    from ..frameworks.registry import FOR_PLANS, framework
+    from ..parallel.nearest import nearest_text
     from ..reports.plan import report
     from ..studies.plan import plan_of
 

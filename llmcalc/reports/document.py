@@ -95,7 +95,9 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """title: the subject. answer: what the command found, in a few words. aside: of what, beside or below them. notes:
     conventions and remarks, below. name: what `--table` calls it. target: the TARGET that it answers, as it was asked
-    for; empty where the rows name theirs in a column `target`.
+    for; empty where the rows name theirs in a column `target`. sooner: whether a screen gives it room before the tables
+    above it. centre: the row around which rows are kept where there is no room for all; by default the first. left_out:
+    what a screen has no room for, in words.
     """
 
     title: str
@@ -106,6 +108,9 @@ class Table(NamedTuple):
     answer: str = ""
     name: str = ""
     target: str = ""
+    sooner: bool = False
+    centre: int = 0
+    left_out: str = ""
 
     @property
     def heading(self) -> str:
@@ -165,14 +170,16 @@ class Report(NamedTuple):
         return {"notes": said(note for table in self.tables for note in table.notes)} | self.data
 
     def brief(self) -> Report:
-        """The same with its warnings and at most `MOST_NOTES` other notes for each target, and how many there are
+        """The same with its warnings and at most `MOST_NOTES` other notes for each target, and how much there is
         besides.
         """
         tables: list[Table] = []
         room, hidden = MOST_NOTES, 0
         for table in [*self.tables, None]:
-            if hidden and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{hidden} more note{'s' * (hidden > 1)}: --notes"]
+            more = [tables[-1].left_out] if tables and tables[-1].left_out else []
+            more += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
+            if more and (table is None or table.answer):
+                notes = [*tables[-1].notes, f"{', '.join(more)}: --notes"]
                 tables[-1], hidden = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break

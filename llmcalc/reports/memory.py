@@ -117,7 +117,8 @@ def fits_table(fits: Sequence[Fit], title: str) -> Table:
         f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall; nominal: the "
         "usable share of the memory is not known"
     )
-    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits")
+    first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
+    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first)
 
 
 def verdict_of(fit: Fit) -> str:

@@ -1,4 +1,4 @@
-"""The memory of a model on one device, or on the ranks of a layout, with the accelerators that hold it."""
+"""The memory of a model on one device, with the accelerators that hold it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware, fits
 from ..device_memory.cuda_runtime import Runtime, runtime_of
-from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
-from ..device_memory.static import MemoryUse
-from ..frameworks.ranks import Cluster, largest_need
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
 from .answer import OF_A_MODEL, Answer
 
 if TYPE_CHECKING:
-    from ..frameworks.launch.record import Launch
     from .document import Report
 
 ASSUMED = "H100"
@@ -81,38 +77,3 @@ class DeviceUse(MemoryAnswer, Memory):
         from .memory import report
 
         return report(self.preset, self, self.fits, self.assumed)
-
-
-@dataclass(frozen=True, repr=False)
-class RanksUse(MemoryAnswer, Cluster):
-    """The memory of a model on the ranks of a layout.
-
-    preset: the model as it was asked for. launch: the file that starts the run; None without one.
-    """
-
-    preset: Preset = OF_A_MODEL
-    accelerators: tuple[Hardware, ...] = ()
-    workspace: str | None = None
-    launch: Launch | None = None
-
-    @property
-    def one(self) -> Memory:
-        return self.run.memory
-
-    @property
-    def device(self) -> DeviceMemory:
-        """What the rank that takes the most holds."""
-        return self.device_rank.device
-
-    @property
-    def states(self) -> MemoryUse:
-        """What stays between passes on one device without the layout, in closed form."""
-        return self.one.states
-
-    def required_bytes(self, runtime: Runtime) -> int:
-        return largest_need(self.on(runtime)).device.device_bytes
-
-    def report(self) -> Report:
-        from .cluster import report
-
-        return report(self.preset, self, self.fits, self.assumed, self.launch)

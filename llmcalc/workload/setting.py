@@ -49,6 +49,8 @@ class Setting(NamedTuple):
     least, most: bounds of a whole number.
     common: whether `--help` lists it; `--help-all` lists every option.
     complete: the words that the shell offers.
+    every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
+        with kernels of its own refuses it, or has some of its values.
     """
 
     help: str
@@ -65,6 +67,7 @@ class Setting(NamedTuple):
     most: int = LARGEST
     common: bool = False
     complete: Callable[[], Iterable[str]] | None = None
+    every_framework: bool = False
 
 
 class Declared(NamedTuple):

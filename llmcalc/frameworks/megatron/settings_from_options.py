@@ -6,7 +6,7 @@ attention of Transformer Engine, no dropout, experts as grouped products, a voca
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ...components.mixers.gated_delta_net import GatedDeltaNet
@@ -22,7 +22,7 @@ from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import dated
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
-from ...workload.setting import option
+from ...workload.setting import declared, option
 from ..framework import RunOnRanks
 from .schedule import STATES
 from .settings import EXCHANGES, MegatronSettings
@@ -42,24 +42,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "optimizer_impl": ("fused",),
     "norm": ("fused",),
 }
-"""Settings of which Megatron has some values alone, and those."""
-
-TAKEN = (
-    "phase",
-    "batch",
-    "seq",
-    "dtype",
-    "grad_dtype",
-    "optimizer_dtype",
-    "precision_aware_optimizer",
-    "attn_implementation",
-    "cross_entropy",
-    "recompute",
-    "num_microbatches",
-    "moe",
-    "allocator",
-)
-"""Settings that are arguments of Megatron."""
+"""Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
 def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
@@ -148,11 +131,9 @@ def _check(one: Memory, layout: Layout) -> None:
             raise InputError(
                 f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(known)}"
             )
-    for field in fields(chosen):
-        if field.name not in (*KNOWN, *TAKEN) and getattr(chosen, field.name) not in (None, False):
-            raise InputError(
-                f"{option(field.name)}: not modelled with --framework megatron; expected no {option(field.name)}"
-            )
+    for name, found in declared(Settings).items():
+        if not found.setting.every_framework and name not in KNOWN and getattr(chosen, name) not in (None, False):
+            raise InputError(f"{found.option}: not modelled with --framework megatron; expected no {found.option}")
 
 
 def _formats(chosen: Settings) -> dict[str, Any]:

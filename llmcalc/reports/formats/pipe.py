@@ -93,6 +93,23 @@ def _lines(table: Table, width: int) -> Iterator[str]:
         yield from indented(note, width, hang=INDENT)
 
 
+def line_count(table: Table, width: int) -> int:
+    """Lines of a table before its notes. A row that is wider than the screen breaks in a column that may."""
+    table = table.without_bars()._replace(notes=())
+    heading = len(list(_lines(table._replace(rows=()), width)))
+    if not table.rows:
+        return heading
+    texts = _texts(table)
+    others = sum(w + len(GAP) for w, c in zip(_widths(texts), table.columns, strict=True) if not c.wrap) + len(INDENT)
+    wrapped = max(1, sum(column.wrap for column in table.columns))
+    room = max(1, (width - others) // wrapped - len(GAP))
+    rows = sum(
+        max(-(-len(t) // room) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
+        for cells in texts
+    )
+    return heading + 1 + rows
+
+
 def _texts(table: Table) -> list[list[str]]:
     """The heading and every row, as text."""
     rows = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]

@@ -1,0 +1,55 @@
+"""The memory of a model on the ranks of a layout, with the accelerators that hold the rank that takes the most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..accelerator import Hardware
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.estimate import Memory
+from ..device_memory.static import MemoryUse
+from ..frameworks.ranks import Cluster, largest_need
+from ..sources.preset import Preset
+from .answer import OF_A_MODEL
+from .memory_answer import MemoryAnswer
+
+if TYPE_CHECKING:
+    from ..frameworks.launch.record import Launch
+    from .document import Report
+
+
+@dataclass(frozen=True, repr=False)
+class RanksUse(MemoryAnswer, Cluster):
+    """The memory of a model on the ranks of a layout.
+
+    preset: the model as it was asked for. launch: the file that starts the run; None without one.
+    """
+
+    preset: Preset = OF_A_MODEL
+    accelerators: tuple[Hardware, ...] = ()
+    workspace: str | None = None
+    launch: Launch | None = None
+
+    @property
+    def one(self) -> Memory:
+        return self.run.memory
+
+    @property
+    def device(self) -> DeviceMemory:
+        """What the rank that takes the most holds."""
+        return self.device_rank.device
+
+    @property
+    def states(self) -> MemoryUse:
+        """What stays between passes on one device without the layout, in closed form."""
+        return self.one.states
+
+    def required_bytes(self, runtime: Runtime) -> int:
+        return largest_need(self.on(runtime)).device.device_bytes
+
+    def report(self) -> Report:
+        from .cluster import report
+
+        return report(self.preset, self, self.fits, self.assumed, self.launch)

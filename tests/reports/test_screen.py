@@ -1,0 +1,87 @@
+"""A screen has at most 24 lines of an answer before its notes, and says how much it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.reports.document import Column, Report, Row, Table
+from llmcalc.reports.screen import MOST_LINES, on_a_screen
+
+COMMANDS = (
+    "params {}",
+    "flops {}",
+    "kv {}",
+    "memory {}",
+    "memory {} --phase training --seq 256",
+    "fit {} --hardware h100",
+    "compare {} gpt2 gpt2-xl",
+    "diff {} gpt2-xl",
+)
+MODELS = ("llama3-8b", "deepseek-v3", "gemma3-27b", "jamba-v0.1")
+MORE = (
+    "flops llama3-8b --phase training --conventions",
+    "memory gpt2 --phase training --seq 256 --framework megatron --tp 2",
+    "fit llama3-8b --hardware h100 --devices 8 --users 4",
+    "fit gpt2 --hardware h100 --devices 8 --seq 256",
+    "plan gpt2 --hardware h100 --devices 8 --seq 256",
+    "shape llama3-8b",
+    "shape --params 1B",
+    "verify gpt2 --seq 16",
+    "kv t5-11b",
+)
+
+
+def before_the_notes(out: str) -> int:
+    """Lines of the tables, and the empty lines between them. A block without a table's rule is notes."""
+    tables = [block.splitlines() for block in out.split("\n\n") if "──" in block]
+    return sum(len(lines) + 1 for lines in tables) - 1
+
+
+@pytest.mark.parametrize("command", [*(c.format(m) for m in MODELS for c in COMMANDS), *MORE])
+def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
+    result = run(*command.split())
+    assert result.code in (0, 1), result.err
+    assert 2 < before_the_notes(result.out) <= MOST_LINES
+
+
+def test_all_of_it_is_in_the_notes_and_in_other_formats(run: Any) -> None:
+    words = ("memory", "gpt2", "--phase", "training", "--seq", "256")
+    short, whole = run(*words).out, run(*words, "--notes").out
+    assert "1 more table, 17 more rows" in short
+    assert "Over time" not in short
+    assert "m3-ultra" not in short
+    assert "Over time" in whole
+    for more in (("--notes",), ("--table", "fits"), ("--format", "markdown")):
+        assert "m3-ultra" in run(*words, *more).out
+
+
+def table(rows: list[tuple[str, int, bool]], **fields: Any) -> Table:
+    columns = (Column("name", "name", justify="left"), Column("value", "value"))
+    return Table("title", columns, [Row([name, 1], depth, strong) for name, depth, strong in rows], **fields)
+
+
+def names(found: Table) -> list[str]:
+    return [row.cells[0] for row in found.rows]
+
+
+def test_innermost_rows_go_first_and_totals_stay() -> None:
+    rows = [(f"part {i}", i % 2, False) for i in range(40)] + [("total", 0, True)]
+    (found,) = on_a_screen(Report({}, [table(rows, answer="a")])).tables
+    assert names(found) == [*(f"part {i}" for i in range(0, 40, 2)), "total"]  # 24 = 3 + 20 outer parts + the total
+    assert found.left_out == "20 more rows"
+    rows = [(f"part {i}", 0, False) for i in range(40)] + [("total", 0, True)]
+    (found,) = on_a_screen(Report({}, [table(rows, answer="a")])).tables
+    assert names(found) == [*(f"part {i}" for i in range(20)), "total"]
+
+
+def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> None:
+    many = [(str(i), 0, False) for i in range(30)]
+    first = table([(f"first {i}", 0, False) for i in range(10)], answer="a", notes=["1"])  # 13 lines of 24
+    report = Report({}, [first, table(many, notes=["2"]), table(many, centre=20, sooner=True)])
+    shown, nearest = on_a_screen(report).tables
+    assert shown == first
+    assert names(nearest) == [str(i) for i in range(17, 24)]  # 11 = an empty line, 3 and 7 rows
+    assert nearest.left_out == "1 more table, 23 more rows"
+    assert nearest.notes == ["2"]
