@@ -468,7 +468,7 @@ def verify(
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
     """
-    from .parallel.layout_request import Asked
+    from .parallel.layout_request import LayoutRequest
     from .questions.witnesses import Verification
     from .sources.presets import model_names
     from .witnesses.reference import Device
@@ -484,7 +484,7 @@ def verify(
         every_layer,
         memory,
         distributed,
-        Asked(**checked_values(declared(Asked), found.layout)),
+        LayoutRequest(**checked_values(declared(LayoutRequest), found.layout)),
         number("--num-microbatches", num_microbatches),
     )
     verification.check_targets(bool(models))

@@ -16,7 +16,7 @@ from .workload.setting import checked_values, declared, length_of
 from .workload.validation import LARGEST, one_of, text, whole
 
 if TYPE_CHECKING:
-    from .parallel.counted_rank import AskedRank
+    from .parallel.counted_rank import RankRequest
     from .questions.runs import RunOptions
     from .studies.selection import Selection
 
@@ -101,13 +101,13 @@ class Options(NamedTuple):
         """The model, with the changes of the call."""
         return preset_of(model, **self.reading)
 
-    def asked_rank(self) -> AskedRank | None:
+    def asked_rank(self) -> RankRequest | None:
         """The rank that is asked about; None for the whole model."""
         if not self.rank:
             return None
-        from .parallel.counted_rank import AskedRank, rank_settings
+        from .parallel.counted_rank import RankRequest, rank_settings
 
-        return AskedRank(**checked_values(rank_settings(), self.rank))
+        return RankRequest(**checked_values(rank_settings(), self.rank))
 
 
 READING = ("set", "head", "allow_unknown")
@@ -129,9 +129,9 @@ def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = Fals
 
         known[2] = [*declared(Settings), *SHORTHANDS]
     if layout:
-        from .parallel.layout_request import Asked
+        from .parallel.layout_request import LayoutRequest
 
-        known[3] = declared(Asked)
+        known[3] = declared(LayoutRequest)
     names = [name for group in known for name in group]
     for name in given:
         if name not in names:
@@ -173,7 +173,7 @@ def run_of(
 ) -> RunOptions:
     """The run that options say. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
-    from .parallel.layout_request import Asked
+    from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
     from .sources.hardware import find_each
 
@@ -181,7 +181,7 @@ def run_of(
     given = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**given),
-        layout=Asked(**checked_values(declared(Asked), options.layout)),
+        layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
         accelerators=tuple(find_each(text("--hardware", name, "h100") for name in names if name is not None)),
         workspace=workspace,

@@ -22,7 +22,7 @@ from .flow.tree import Node
 from .ops.attention import AttentionCore
 from .witnesses.measure import count_flops, parameters
 from .witnesses.reference import require_torch
-from .workload.run_config import Sight
+from .workload.run_config import RunConfig
 from .workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
     with _restored(module):
         measured, _ = count_flops(module, lambda: module(*inputs))
-    sight = Sight(Workload(batch=batch, seq=seq))
-    expected, found = tree.total(forward_of, sight), measured.get("", 0)
+    run_config = RunConfig(Workload(batch=batch, seq=seq))
+    expected, found = tree.total(forward_of, run_config), measured.get("", 0)
     if found == expected:
         return []
-    scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, sight)
+    scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, run_config)
     hint = ""
     if found == 0:
         hint = (

@@ -19,7 +19,7 @@ from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of
 from llmcalc.workload.rows import TOKENS
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
@@ -56,16 +56,16 @@ def json_lines(mapping: Mapping[str, Any], indent: str = "") -> str:
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
-def sight(
+def run_config(
     *,
     pairs: Pairs = "full",
     attention: AttentionImplementation = "eager",
     recompute: str = "none",
     mla: LatentForm = "auto",
     **workload: Any,
-) -> Sight:
+) -> RunConfig:
     """A run of a workload with these fields, counting convention and execution."""
-    return Sight(Workload(**workload), Counting(pairs), Execution(attention, recompute_of(recompute), mla))
+    return RunConfig(Workload(**workload), Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,7 +18,7 @@ from llmcalc.studies.compare import StackShape, stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.execution import LatentForm
-from tests.builders import sight
+from tests.builders import run_config
 
 VALUE = re.compile(r"<!-- value: (.*?) -->(.*?)<!-- /value -->", re.DOTALL)
 
@@ -61,7 +61,7 @@ def token_flops(
     if node == "model":
         count = llmcalc.flops(spec(name), seq=seq)
         return Fraction(count.full if pairs == "full" else count.causal, seq)
-    run = sight(batch=1, seq=seq, pairs=pairs, mla=mla)
+    run = run_config(batch=1, seq=seq, pairs=pairs, mla=mla)
     return Fraction(first(name, node).each(lambda use: use.forward_flops(), run), seq)
 
 

@@ -215,12 +215,12 @@ def groups(**which: bool) -> set[str]:
     assert "there is no such option" in str(error.value)
     from llmcalc.device_memory.settings import SHORTHANDS, Settings
     from llmcalc.parallel.counted_rank import rank_settings
-    from llmcalc.parallel.layout_request import Asked
+    from llmcalc.parallel.layout_request import LayoutRequest
     from llmcalc.workload.setting import declared
 
     known: set[str] = set(rank_settings()) if which.get("rank") else set()
     known |= {*declared(Settings), *SHORTHANDS} if which.get("run") else set()
-    return known | (set(declared(Asked)) if which.get("layout") else set())
+    return known | (set(declared(LayoutRequest)) if which.get("layout") else set())
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [

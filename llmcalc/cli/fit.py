@@ -6,7 +6,7 @@ import typer
 
 from ..device_memory.settings import Settings
 from ..optional import included
-from ..parallel.layout_request import Asked
+from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
@@ -22,7 +22,7 @@ def command(
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
-    asked: Asked,
+    asked: LayoutRequest,
     global_batch: Annotated[
         int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
     ] = None,

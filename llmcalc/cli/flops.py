@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ..optional import included
-from ..parallel.counted_rank import ANY_RANK, AskedRank
+from ..parallel.counted_rank import ANY_RANK, RankRequest
 from ..reports.document import joined
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
@@ -64,7 +64,7 @@ def command(
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
-    asked: AskedRank = ANY_RANK,
+    asked: RankRequest = ANY_RANK,
     table: TableOption = None,
     *,
     reading: Reading,

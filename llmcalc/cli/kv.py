@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..parallel.counted_rank import ANY_RANK, AskedRank
+from ..parallel.counted_rank import ANY_RANK, RankRequest
 from ..reports.document import joined
 from ..workload.inference import batch_of
 from ..workload.lengths import MOST_CONTEXT, USUAL
@@ -25,7 +25,7 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
-    asked: AskedRank = ANY_RANK,
+    asked: RankRequest = ANY_RANK,
     table: TableOption = None,
     *,
     reading: Reading,

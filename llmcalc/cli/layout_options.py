@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..parallel.counted_rank import AskedRank, rank_settings
-from ..parallel.layout_request import Asked
+from ..parallel.counted_rank import RankRequest, rank_settings
+from ..parallel.layout_request import LayoutRequest
 from ..workload.setting import declared
 from .setting_options import OptionOfCommand, option_of, options_of, takes
 
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of a layout in the place of its parameter `asked`, which gets them as one."""
-    return takes("asked", {**options_of(Asked), "framework": _framework()}, lambda chosen: Asked(**chosen))(command)
+    return takes(
+        "asked", {**options_of(LayoutRequest), "framework": _framework()}, lambda chosen: LayoutRequest(**chosen)
+    )(command)
 
 
 def _framework() -> OptionOfCommand:
@@ -22,7 +24,7 @@ def _framework() -> OptionOfCommand:
     records = [framework(name) for name in NAMES]
     implied = (f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None)
     names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
-    found = declared(Asked)["framework"]
+    found = declared(LayoutRequest)["framework"]
     text = f"{names}. {found.setting.help} By default {', '.join((*implied, f'else {WITHOUT_A_NAME}'))}."
     return option_of(found, help=text, metavar="NAME", complete=lambda: NAMES)
 
@@ -30,4 +32,4 @@ def _framework() -> OptionOfCommand:
 def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of one rank in the place of its parameter `asked`, which gets them as one."""
     options = {name: option_of(found) for name, found in rank_settings().items()}
-    return takes("asked", options, lambda chosen: AskedRank(**chosen))(command)
+    return takes("asked", options, lambda chosen: RankRequest(**chosen))(command)

@@ -9,7 +9,7 @@ from .. import units
 from ..device_memory.settings import Settings
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
-from ..parallel.layout_request import Asked
+from ..parallel.layout_request import LayoutRequest
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -29,7 +29,7 @@ HARDWARE_HELP = (
 def command(
     context: typer.Context,
     settings: Settings,
-    asked: Asked,
+    asked: LayoutRequest,
     target: TargetOrNone = None,
     launch: Annotated[
         Path | None,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ..optional import included
-from ..parallel.counted_rank import ANY_RANK, AskedRank
+from ..parallel.counted_rank import ANY_RANK, RankRequest
 from ..reports.document import joined
 from .layout_options import takes_rank
 from .options import TableOption, Targets, WithMtp, WithTowers
@@ -18,7 +18,7 @@ def command(
     targets: Targets,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
-    asked: AskedRank = ANY_RANK,
+    asked: RankRequest = ANY_RANK,
     measure: Annotated[
         bool,
         typer.Option(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..parallel.layout_request import ANY, Asked
+from ..parallel.layout_request import ANY, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.run import Witness
 from .layout_options import takes_layout
@@ -46,7 +46,7 @@ def command(
             help="Run --devices processes (2 if not given) on the CPU instead: the memory of every rank, and the loss.",
         ),
     ] = False,
-    asked: Asked = ANY,
+    asked: LayoutRequest = ANY,
     num_microbatches: Annotated[
         int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
     ] = None,

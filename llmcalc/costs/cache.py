@@ -10,7 +10,7 @@ from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
 from ..ops import KVCache
 from ..units import bits_to_bytes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
 from .context_length import check_source, longest_sequence, usual_context
@@ -77,7 +77,7 @@ class CacheSize:
     source: int | None = None
 
     def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
-        return self.tree.total(cache_bits_of(dtype_name or self.dtype), Sight(workload))
+        return self.tree.total(cache_bits_of(dtype_name or self.dtype), RunConfig(workload))
 
     @property
     def bytes(self) -> int:
@@ -90,7 +90,7 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """Number of elements stored in `dtype`: keys, values and latents, without states that have their own dtype."""
-        found: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), Sight(self.workload))
+        found: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
         return found
 
     @property
@@ -109,7 +109,7 @@ class CacheSize:
     def _caches(self) -> list[Place]:
         """The places of all ops that have a cache."""
         kept = cache_bits_of(self.dtype)
-        return [p for p in self.tree.walk(Sight(self.workload)) if not p.optional and p.own(kept)]
+        return [p for p in self.tree.walk(RunConfig(self.workload)) if not p.optional and p.own(kept)]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -168,8 +168,8 @@ class CacheSize:
 
 def _tokens_of(cache: KVCache, place: Place) -> int:
     """The number of cached tokens of one sequence."""
-    assert place.sight is not None
-    tokens: int = exact_div(cache.cache_bits(place.sight.with_workload(batch=1), 1), cache.width)
+    assert place.run_config is not None
+    tokens: int = exact_div(cache.cache_bits(place.run_config.with_workload(batch=1), 1), cache.width)
     return tokens
 
 

@@ -13,7 +13,7 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution, LatentForm
 from ..workload.recompute import recompute_of
 from ..workload.rows import TOKENS
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 from .context_length import check_source, usual_sequence
 from .recomputation import recomputed, skipped_by_early_stop
@@ -32,7 +32,9 @@ def backward_of(use: Use) -> Number:
 def step_of(use: Use) -> Number:
     """Cost: FLOPs of the workload without recomputation: forward, and backward in training."""
     forward = use.forward_flops()
-    return forward + use.backward_flops() if use.sight is not None and use.sight.phase == "training" else forward
+    return (
+        forward + use.backward_flops() if use.run_config is not None and use.run_config.phase == "training" else forward
+    )
 
 
 def scores_of(use: Use) -> Number:
@@ -47,21 +49,21 @@ class FlopCount:
 
     spec: ModelSpec
     tree: Node
-    sight: Sight
+    run_config: RunConfig
     include: frozenset[str] = frozenset()
 
     @property
     def workload(self) -> Workload:
-        return self.sight.workload
+        return self.run_config.workload
 
     @property
     def pairs(self) -> Pairs:
         """The convention for query-key pairs that `total` uses: `full` or `causal`."""
-        return self.sight.pairs
+        return self.run_config.pairs
 
     def _under(self, pairs: Pairs) -> Number:
-        sight = self.sight.with_pairs(pairs)
-        return self.tree.total(step_of, sight, self.include) + recomputed(self.spec, sight, self.include)
+        run_config = self.run_config.with_pairs(pairs)
+        return self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
 
     @property
     def total(self) -> Number:
@@ -83,7 +85,7 @@ class FlopCount:
         """The form in which latent attention runs, `expanded` or `absorbed`; None for a model without MLA."""
         if not self.tree.has_form("absorbed"):
             return None
-        return self.sight.execution.form(("expanded", "absorbed"), self.workload)
+        return self.run_config.execution.form(("expanded", "absorbed"), self.workload)
 
     @property
     def forward(self) -> Number:
@@ -98,12 +100,12 @@ class FlopCount:
     @property
     def recomputed(self) -> Number:
         """FLOPs of what runs a second time, all of it, as reentrant checkpointing does."""
-        return recomputed(self.spec, self.sight, self.include)
+        return recomputed(self.spec, self.run_config, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:
         """FLOPs by which non-reentrant checkpointing of layers recomputes less than `recomputed`."""
-        return skipped_by_early_stop(self.spec, self.sight, self.include)
+        return skipped_by_early_stop(self.spec, self.run_config, self.include)
 
     @property
     def scores(self) -> Number:
@@ -113,17 +115,17 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
-        parts = by_kind(self.tree, step_of, self.sight, self.include)
+        parts = by_kind(self.tree, step_of, self.run_config, self.include)
         return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
 
     def cost(self, cost: Cost) -> Number:
         """Evaluates another cost function on the same tree and workload."""
-        return self.tree.total(cost, self.sight, self.include)
+        return self.tree.total(cost, self.run_config, self.include)
 
     @property
     def tokens(self) -> Number:
         """New tokens of all sequences; for an encoder-decoder, those of the decoder."""
-        return self.sight.rows(TOKENS)
+        return self.run_config.rows(TOKENS)
 
     @property
     def per_token(self) -> float:
@@ -141,7 +143,7 @@ def sight_of(
     attention: AttentionImplementation = "eager",
     recompute: str = "none",
     mla: LatentForm = "auto",
-) -> Sight:
+) -> RunConfig:
     """Returns the run of a model under these settings, with defaults filled in.
 
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
@@ -170,16 +172,16 @@ def sight_of(
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
     seq = usual_sequence(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
-    return Sight(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
+    return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 
-def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = frozenset()) -> FlopCount:
+def flops(spec: ModelSpec, run: RunConfig | Workload, include: frozenset[str] = frozenset()) -> FlopCount:
     """Counts the FLOPs of a run. A bare workload is counted with eager attention.
 
     Raises `InputError` for a phase that the model does not have.
     """
-    sight = Sight(run) if isinstance(run, Workload) else run
-    workload = sight.workload
+    run_config = RunConfig(run) if isinstance(run, Workload) else run
+    workload = run_config.workload
     if spec.kind == "encoder" and workload.phase in ("prefill", "decode"):
         raise InputError(
             f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or training"
@@ -190,4 +192,4 @@ def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = froz
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), sight, include)
+    return FlopCount(spec, spec.tree(), run_config, include)

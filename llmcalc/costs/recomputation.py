@@ -12,7 +12,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
 from ..workload.recompute import NONE, Recompute, check_nodes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 
 SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
@@ -29,21 +29,21 @@ def _not_kept_of(use: Use) -> Number:
     return use.forward_flops() if isinstance(use.op, Conv1d) else 0
 
 
-def recomputed(spec: ModelSpec, sight: Sight, include: frozenset[str] = frozenset()) -> Number:
+def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
     """FLOPs of the second forward pass, of everything that runs again to its end, as reentrant checkpointing does.
 
     Raises `InputError` for a module that no layer has, and for operations of which every other one runs again.
     """
-    how, total = sight.execution.recompute, 0
-    if sight.phase != "training" or how == NONE:
+    how, total = run_config.execution.recompute, 0
+    if run_config.phase != "training" or how == NONE:
         return total
     if how.alternate:
         raise InputError(
             "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"
         )
     if how.nodes:
-        check_nodes(how.nodes, (path for layer, _ in _layers(spec, sight) for path, _ in _below(layer)))
-    for layer, _ in _layers(spec, sight):
+        check_nodes(how.nodes, (path for layer, _ in _layers(spec, run_config) for path, _ in _below(layer)))
+    for layer, _ in _layers(spec, run_config):
         if how.core:
             total += layer.in_all(_cores_of, include)
         elif how.layers:
@@ -54,7 +54,7 @@ def recomputed(spec: ModelSpec, sight: Sight, include: frozenset[str] = frozense
     return total
 
 
-def skipped_by_early_stop(spec: ModelSpec, sight: Sight, include: frozenset[str] = frozenset()) -> Number:
+def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
     """FLOPs by which non-reentrant checkpointing recomputes less than `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
@@ -62,10 +62,10 @@ def skipped_by_early_stop(spec: ModelSpec, sight: Sight, include: frozenset[str]
     a gate or in the weighted sum of experts, every product is recomputed. Attention scores end in their product with
     the values.
     """
-    how, total = sight.execution.recompute, 0
-    if sight.phase != "training" or how == NONE or how.kept:
+    how, total = run_config.execution.recompute, 0
+    if run_config.phase != "training" or how == NONE or how.kept:
         return total
-    for layer, scope in _layers(spec, sight):
+    for layer, scope in _layers(spec, run_config):
         if how.core:
             total += layer.in_all(_values_of, include)
         elif how.layers:
@@ -87,12 +87,12 @@ def _values_of(use: Use) -> Number:
 def _last_of(scope: Scope, place: Place) -> Number:
     """FLOPs of the product that a module ends in; 0 if it ends in something else."""
     op = _last_product(scope)
-    return 0 if op is None else Use(op, place.roles, place.sight).forward_flops()
+    return 0 if op is None else Use(op, place.roles, place.run_config).forward_flops()
 
 
-def _layers(spec: ModelSpec, sight: Sight) -> Iterator[tuple[Place, Scope]]:
+def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
     """Every kind of layer: its place, and its steps."""
-    places = [place for place in spec.tree().walk(sight) if place.node.kind == "layer"]
+    places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
     scopes = [scope for scope in spec.program().root.scopes() if scope.about.get("kind") == "layer"]
     return zip(places, scopes, strict=True)
 

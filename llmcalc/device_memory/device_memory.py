@@ -16,7 +16,7 @@ from ..simulator.event_log import Recorded
 from ..simulator.layer_loops import FEW, Loop, loops
 from ..simulator.layer_pattern import RECORDED as REPEATS
 from ..simulator.meter import Peak, Place
-from ..simulator.repeat_layers import Blocks, Irregular, Unfolding
+from ..simulator.repeat_layers import Blocks, NotRepeating, Unfolding
 from ..simulator.replay_result import Replayed
 from .cuda_runtime import Runtime
 from .linear_in_layers import folded, node_of, of_one_pass, unfolded
@@ -225,7 +225,7 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
     few = {i: stacks[i].kinds(REPEATS) for i in repeating}
     try:
         runs = [Unfolding(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
-    except Irregular:
+    except NotRepeating:
         repeating = []
         layers = sum(stack.layers for stack in stacks)
         if layers > RECORDED:

@@ -23,7 +23,7 @@ from ..simulator.replay_result import Replayed
 from ..simulator.tensor import DTYPES, INT64, Storage, counted_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
 InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
@@ -113,14 +113,14 @@ class InferenceRun:
     def _lowering(self, graph: Graph) -> Eager:
         graph.enabled = False
         how = self.how
-        sight = self._sight("prefill", Pass(how.seq, 0))
+        run_config = self._sight("prefill", Pass(how.seq, 0))
         divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if divided else Eager
-        run = profile(graph, sight, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
+        run = profile(graph, run_config, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
         run.run_only, run.paged = self.layers, how.paged
         return run
 
-    def _sight(self, phase: Phase, one: Pass) -> Sight:
+    def _sight(self, phase: Phase, one: Pass) -> RunConfig:
         """A last chunk of one token runs as a decoding step. An encoder gives an output for every token."""
         how = self.how
         if one.past and one.tokens == 1:
@@ -129,7 +129,7 @@ class InferenceRun:
             phase = "forward"
         source = how.seq if how.source is None else how.source
         workload = Workload(how.batch, one.tokens, context=one.past, source=source, phase=phase)
-        return Sight(workload, execution=Execution(mla=how.mla))
+        return RunConfig(workload, execution=Execution(mla=how.mla))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
@@ -221,14 +221,14 @@ class InferenceRun:
 
     def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], one: Pass) -> None:
         how, given, meter = self.how, lowering.given, lowering.graph.meter
-        lowering.sight = self._sight(phase, one)
+        lowering.run_config = self._sight(phase, one)
         given[TOKENS] = ids = empty(meter, (how.batch, one.tokens), INT64)
         if self.spec.kind == "encoder":
             given[SOURCE] = ids
         elif self.spec.kind == "encoder-decoder" and not one.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                given[SOURCE] = empty(meter, (how.batch, lowering.sight.workload.source), INT64)
+                given[SOURCE] = empty(meter, (how.batch, lowering.run_config.workload.source), INT64)
         received = lowering.enter(self.program)
         lowering.run(self.program)
         del received

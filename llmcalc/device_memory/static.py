@@ -23,7 +23,7 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.record import OptimizerState
 from .optimizers.registry import DEFAULT, optimizer, optimizers
@@ -131,7 +131,9 @@ class MemoryUse:
     def _cache(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0
-        return bits_to_bytes(self.count.tree.total(cache_bits_of(self.kv_dtype), Sight(workload), self.count.include))
+        return bits_to_bytes(
+            self.count.tree.total(cache_bits_of(self.kv_dtype), RunConfig(workload), self.count.include)
+        )
 
     @property
     def parts(self) -> dict[str, Number]:

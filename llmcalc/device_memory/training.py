@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
-from ..simulator.caching_allocator import Openings
+from ..simulator.caching_allocator import PrefixCache
 from ..simulator.choices import EAGER, Choices
 from ..simulator.event_log import Event, Recorded, Recorder, passing, renamed, repeatable
 from ..simulator.lowering import Path
@@ -30,7 +30,7 @@ from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage,
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.registry import DEFAULT
 from .optimizers.run_step import run_step
@@ -109,14 +109,14 @@ class TrainingRun:
         self.meter = Meter() if meter is None else meter
         self.graph = Graph(self.meter)
         self.graph.keeps_gradients = how.gradient_dtype is None
-        sight = Sight(
+        run_config = RunConfig(
             Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
         )
         self.program: Flow = spec.program() if program is None else program
         self._check_choices()
         self.lowering = self.profile(
             self.graph,
-            sight,
+            run_config,
             DTYPES[how.dtype],
             recompute=how.recompute,
             include=how.include,
@@ -348,11 +348,11 @@ def replayed(run: Steps, meter: Meter) -> Replayed:
     return found
 
 
-def replayed_on_allocator(run: Steps, meter: EventMeter, openings: Openings) -> Replayed:
+def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> Replayed:
     """What set-up and two steps of a run find, with what an allocator counts. meter: the run's."""
     found = replayed(run, meter)
     meter.cut()
-    found.read(openings.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
+    found.read(prefix_cache.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return found
 
 

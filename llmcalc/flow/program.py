@@ -28,11 +28,11 @@ class Step:
     ins, outs: the values it reads and makes.
     op: its cost; None where it only needs memory.
     weight: the parameter it multiplies by; None without one.
-    how: further settings of the operation (an activation, a window).
+    options: further settings of the operation (an activation, a window).
     about: fields of its node (`kind`, `source`, `role`).
     """
 
-    __slots__ = ("about", "how", "ins", "name", "op", "outs", "verb", "weight")
+    __slots__ = ("about", "ins", "name", "op", "options", "outs", "verb", "weight")
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Step:
         outs: tuple[Value, ...],
         op: Op | None = None,
         weight: Weight | None = None,
-        how: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb, self.name, self.ins, self.outs, self.op, self.weight = verb, name, ins, outs, op, weight
-        self.how, self.about = how or {}, about or {}
+        self.options, self.about = options or {}, about or {}
 
 
 class Scope:

@@ -177,12 +177,12 @@ class Recorder:
         op: Op | None = None,
         weight: Weight | None = None,
         about: dict[str, Any] | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
         """Records one step with all of its outputs."""
         if weight is not None:
             weight.made = True
-        self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
+        self.here.items.append(Step(verb, name, ins, outs, op, weight, options, self._about(about) if about else None))
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
         """Records one step with one output, and returns the output."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
 """The role of a node and of everything below it.
@@ -101,21 +101,21 @@ class Node:
         """Whether it, or a node below it, has a form of that name."""
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
-    def place(self, sight: Sight | None = None) -> Place:
+    def place(self, run_config: RunConfig | None = None) -> Place:
         """The place of this node as the root of a tree."""
-        return Place(self, None, self.repeat, self.kind, frozenset({self.role}), sight, self.optional)
+        return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
-    def walk(self, sight: Sight | None = None) -> Iterator[Place]:
+    def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
         """Yields the places of this node, as a root, and of every node below it, parents first."""
-        return self.place(sight).walk()
+        return self.place(run_config).walk()
 
-    def total(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
+    def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
         """The cost of this node as a root, with everything below it, for all of its repeats."""
-        return self.place(sight).total(cost, include)
+        return self.place(run_config).total(cost, include)
 
-    def each(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
+    def each(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
         """The cost of one repeat of this node as a root, with everything below it."""
-        return self.place(sight).each(cost, include)
+        return self.place(run_config).each(cost, include)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Place:
     times: the number of copies in the model: its own repeat times those of all ancestors.
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
-    sight: the run; None where only parameters are counted.
+    run_config: the run; None where only parameters are counted.
     optional: the optional part that it is or belongs to; empty if none.
     """
 
@@ -136,7 +136,7 @@ class Place:
     times: Number
     kind: str
     roles: frozenset[Role]
-    sight: Sight | None
+    run_config: RunConfig | None
     optional: str
 
     @cached_property
@@ -154,7 +154,7 @@ class Place:
             times(self.times, node.repeat),
             node.kind or self.kind,
             self.roles if node.role == "own" else self.roles | {node.role},
-            self.sight,
+            self.run_config,
             node.optional or self.optional,
         )
 
@@ -171,7 +171,7 @@ class Place:
     @property
     def use(self) -> Use | None:
         """The node's own primitive as it is used here; None for a group."""
-        return _use(self.node, self.roles, self.sight)
+        return _use(self.node, self.roles, self.run_config)
 
     def own(self, cost: Cost) -> Number:
         """The cost of one repeat of this node, without the nodes below it."""
@@ -183,7 +183,7 @@ class Place:
 
         include: the optional parts below it that are counted.
         """
-        return _each(self.node, self.roles, self.sight, cost, include)
+        return _each(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """The cost of all repeats of this node in one copy of its parent."""
@@ -200,7 +200,7 @@ class Use:
 
     op: Op
     roles: frozenset[Role]
-    sight: Sight | None
+    run_config: RunConfig | None
 
     def has(self, effect: str) -> bool:
         """Whether the primitive has that effect here."""
@@ -228,11 +228,11 @@ class Use:
         return self._flops("backward_flops")
 
     def _flops(self, effect: str) -> Number:
-        found = self._of(effect, self.sight)
-        return found if self.sight is None else self.sight.of_one_rank(found)
+        found = self._of(effect, self.run_config)
+        return found if self.run_config is None else self.run_config.of_one_rank(found)
 
     def cache_bits(self, kv_bits: Number) -> Number:
-        return self._of("cache_bits", self.sight, kv_bits)
+        return self._of("cache_bits", self.run_config, kv_bits)
 
     def spared_at_most(self) -> Number:
         return self._of("spared_at_most")
@@ -241,24 +241,26 @@ class Use:
         return self._of("spared_evenly")
 
 
-def _use(node: Node, roles: frozenset[Role], sight: Sight | None) -> Use | None:
+def _use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
     """The node's own primitive in these roles, in the form that runs."""
     op = node.op
     if op is None:
         return None
-    if node.forms and sight is not None:
-        op = node.forms.get(sight.execution.form(("", *node.forms), sight.workload), op)
-    return Use(op, roles, sight)
+    if node.forms and run_config is not None:
+        op = node.forms.get(run_config.execution.form(("", *node.forms), run_config.workload), op)
+    return Use(op, roles, run_config)
 
 
-def _each(node: Node, roles: frozenset[Role], sight: Sight | None, cost: Cost, include: frozenset[str]) -> Number:
+def _each(
+    node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
+) -> Number:
     """The cost of one repeat of a node in these roles. It avoids places for speed."""
-    use = _use(node, roles, sight)
+    use = _use(node, roles, run_config)
     value: Number = 0 if use is None else cost(use)
     for child in node.children:
         if not child.optional or child.optional in include:
             below = roles if child.role == "own" else roles | {child.role}
-            cost_below = _each(child, below, sight, cost, include)
+            cost_below = _each(child, below, run_config, cost, include)
             if not is_zero(cost_below):
                 value = add(value, times(cost_below, child.repeat))
     return value
@@ -269,11 +271,11 @@ Cost: TypeAlias = Callable[[Use], Number]
 
 
 def by_kind(
-    root: Node, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()
+    root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """The cost of every primitive, summed per component. The values add up to the total."""
     sums: dict[str, Number] = {}
-    for place in root.walk(sight):
+    for place in root.walk(run_config):
         if place.optional and place.optional not in include:
             continue
         value = times(place.own(cost), place.times)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..device_memory.device_memory import DeviceMemory
     from ..device_memory.estimate import Memory
     from ..parallel.layout import Layout
-    from ..parallel.layout_request import Asked
+    from ..parallel.layout_request import LayoutRequest
     from ..parallel.messages import GradientRules, Message
     from ..workload.execution import AttentionImplementation
     from .peak_estimate import PeakEstimate
@@ -146,7 +146,7 @@ class Framework:
     document: Callable[[RunOnRanks], Mapping[str, Any]] = _no_changes
     check: Callable[[Memory, str], None] = _no_check
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
-    implied_by: tuple[str, Callable[[Asked], bool]] | None = None
+    implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""
     launch_file: LaunchFile | None = None
     plugin: Plugin | None = None
@@ -157,6 +157,6 @@ class Framework:
         """The witnesses of its runs in a layout. trains: whether the run is training."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
-    def is_implied(self, request: Asked) -> bool:
+    def is_implied(self, request: LayoutRequest) -> bool:
         """Whether a layout that names no framework asks for this one."""
         return self.implied_by is not None and self.implied_by[1](request)

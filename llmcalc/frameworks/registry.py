@@ -10,7 +10,7 @@ from ..errors import InputError, suggest
 
 if TYPE_CHECKING:
     from ..parallel.layout import Layout
-    from ..parallel.layout_request import Asked
+    from ..parallel.layout_request import LayoutRequest
     from .framework import Framework
     from .launch.record import Plugin
 
@@ -40,7 +40,7 @@ def framework(name: str) -> Framework:
     return found
 
 
-def framework_of(request: Asked) -> Framework:
+def framework_of(request: LayoutRequest) -> Framework:
     """The framework of a layout: as it names one, else the one that its options ask for."""
     if request.framework is not None:
         return framework(request.framework)
@@ -48,7 +48,7 @@ def framework_of(request: Asked) -> Framework:
     return next((record for record in implied if record.is_implied(request)), framework(WITHOUT_A_NAME))
 
 
-def layout_of(request: Asked) -> Layout:
+def layout_of(request: LayoutRequest) -> Layout:
     """The layout that options ask for, with its framework's defaults.
 
     Raises `InputError` for options that contradict each other.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number, floor_div, is_zero, minimum, triangle
 from ..workload.rows import TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, Op
 
 
@@ -41,7 +41,7 @@ class AttentionCore(Op):
         """Whether another part selects the keys: a full pass masks the others, decoding does not read them."""
         return self.selected is not None
 
-    def pairs(self, s: Sight) -> Number:
+    def pairs(self, s: RunConfig) -> Number:
         """The number of (query, key) pairs per head and sequence, under the run's counting convention."""
         new, past = s.new(self.rows), s.past(self.rows)
         if self.keys is not None:
@@ -53,17 +53,17 @@ class AttentionCore(Op):
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
         return _up_to(past + new, window, self.chunk) - _up_to(past, window, self.chunk)
 
-    def _kept(self, past: Number, s: Sight) -> Number:
+    def _kept(self, past: Number, s: RunConfig) -> Number:
         """The number of cached keys of earlier passes: of a window of W, the W − 1 that the next token attends to."""
         limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and s.phase == "decode":
             limit = self.selected
         return past if limit is None or is_zero(past) else minimum(past, limit - 1)
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.batch * self.heads * self.pairs(s) * (self.qk_dim + self.v_dim)
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """Eager: dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023, §3.1)."""
         scores = 3 if s.attention == "flash" else 2
         return 2 * s.batch * self.heads * self.pairs(s) * (scores * self.qk_dim + 2 * self.v_dim)
@@ -92,7 +92,7 @@ class KVCache(Op):
         """(heads, size) of each vector that is cached per token."""
         return self.parts or ((1, self.width),)
 
-    def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
+    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
         tokens = s.held(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)

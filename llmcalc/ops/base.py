@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..algebra import Number, exact_div, times
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 
 PARAMS = frozenset({"params", "active_params", "tensors"})
 BUFFERS = frozenset({"buffers"})
@@ -46,8 +46,8 @@ class Op:
     tensors(): the tensors that `params` counts, because optimizers keep their state per tensor.
     active_params(): parameters that one token uses.
     buffers(): elements that are stored in the checkpoint and receive no gradient. They are not parameters.
-    forward_flops(sight), backward_flops(sight): matrix-multiplication FLOPs.
-    cache_bits(sight, kv_bits): bits that are cached for the next token after this pass.
+    forward_flops(run_config), backward_flops(run_config): matrix-multiplication FLOPs.
+    cache_bits(run_config, kv_bits): bits that are cached for the next token after this pass.
     """
 
     effects: ClassVar[frozenset[str]] = frozenset()
@@ -69,10 +69,10 @@ class Op:
     def active_params(self) -> Number:
         return self.params()
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """A product y = x·Wᵀ has two products of the same size in its backward pass, dx = dy·W and dW = dyᵀ·x."""
         return 2 * self.forward_flops(s)
 

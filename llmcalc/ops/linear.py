@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number, add
 from ..workload.rows import TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
 
 
@@ -53,10 +53,10 @@ class Linear(Op):
         weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.n_in * self.n_out
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """dW over all rows, dx over the rows that are computed from parameters."""
         rows = s.rows(self.rows)
         graded = 0 if self.constant else rows - s.constant(self.rows)
@@ -90,7 +90,7 @@ class ExpertLinear(Op):
     def active_params(self) -> Number:
         return self.top_k * self.one()
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 

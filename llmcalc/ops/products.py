@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
 from ..workload.derived_rows import Table
 from ..workload.rows import TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor
 from .linear import ExpertLinear, Linear
 
@@ -18,7 +18,7 @@ class EntryLinear(Linear):
 
     rate: Number = 1
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         return 2 * self.forward_flops(s) * minimum(floor_div(s.new(self.rows), self.rate), 1)
 
 
@@ -80,7 +80,7 @@ class BlockLinear(Op):
         weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
         return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
@@ -95,7 +95,7 @@ class Product(Op):
     columns: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.outer * self.inner * self.columns
 
 
@@ -119,7 +119,7 @@ class ExpertRows(Op):
     def active_params(self) -> Number:
         return self.top_k * self.width
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.top_k * self.width
 
 
@@ -133,10 +133,10 @@ class BlockSums(Op):
     block: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * floor_div(s.new(self.rows), self.block) * self.width
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         return self.forward_flops(s)
 
 
@@ -152,7 +152,7 @@ class StreamMix(Op):
     width: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.streams * self.streams * self.width
 
 
@@ -209,12 +209,12 @@ class Conv1d(Op):
         weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         outputs = add(s.new(self.rows), self.overlap)
         outputs = outputs if s.continues(self.rows) else add(outputs, self.padding)
         return 2 * s.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         return (1 if self.constant else 2) * self.forward_flops(s)
 
 
@@ -229,5 +229,5 @@ class TableScores(Op):
     table: Table
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.heads * self.head_dim * s.new(self.table)

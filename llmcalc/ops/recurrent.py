@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
 from ..workload.rows import TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 
@@ -24,7 +24,7 @@ class State(Op):
     kind: str = "recurrent_state"
     bits: Number = None
 
-    def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
+    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
         return s.batch * self.size * (kv_bits if self.bits is None else self.bits)
 
 
@@ -47,7 +47,7 @@ class SelectiveScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.inner, self.state), "vector"), ParamTensor((self.inner,), "vector"))
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.inner * self.state
 
 
@@ -71,7 +71,7 @@ class HeadScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.heads,), "vector"),) * 3
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * self.heads * self.head_dim * self.state
 
 
@@ -85,7 +85,7 @@ class ChunkedScan(HeadScan):
 
     chunk: Number = 1
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, s.new(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
@@ -114,15 +114,15 @@ class DeltaRule(Op):
     by_channel: bool = False
     rows: Rows = TOKENS
 
-    def _chunks(self, s: Sight) -> Number:
+    def _chunks(self, s: RunConfig) -> Number:
         return s.batch * self.heads * ceil_div(s.new(self.rows), self.chunk)
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
         square = k + 2 * v if self.by_channel else 2 * k + v
         return self._chunks(s) * (2 * c * c * square + 3 * 2 * c * k * v)
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """Twice the forward, with two corrections.
 
         - The first state is not computed and the last one is not used: four products less.
@@ -146,7 +146,7 @@ class DecayScan(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 4 * s.rows(self.rows) * self.heads * self.head_dim * self.head_dim
 
 
@@ -159,17 +159,17 @@ class LightningCore(DecayScan):
 
     block: Number = 1
 
-    def _last(self, s: Sight) -> Number:
+    def _last(self, s: RunConfig) -> Number:
         """The number of tokens in the last block."""
         seq = s.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         d, last, seq = self.head_dim, self._last(s), s.new(self.rows)
         pairs = (seq - last) * self.block + last * last
         return 4 * s.batch * self.heads * (times(d, pairs) + seq * d * d)
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """Twice the forward, less the products of the first state, which is not computed, and of the last one, which is
         not used.
         """
@@ -195,12 +195,12 @@ class MatrixMemory(Op):
     chunk: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         k, v, c, seq = self.key_dim, self.value_dim, self.chunk, s.new(self.rows)
         by_token, by_chunk = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
         return s.batch * self.heads * (by_token + by_chunk)
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         """Twice the forward, less the products with the first chunk's empty memory and, if no token follows it, with
         the last chunk's memory.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..algebra import Number, exact_div, floor_div
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .linear import ExpertLinear, Linear
 from .products import IdentityExperts
 
@@ -20,10 +20,10 @@ class LinearShare(Linear):
 
     ranks: Number = 1
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return _part(Linear.forward_flops(self, s), self.ranks)
 
-    def backward_flops(self, s: Sight) -> Number:
+    def backward_flops(self, s: RunConfig) -> Number:
         return _part(Linear.backward_flops(self, s), self.ranks)
 
 
@@ -47,7 +47,7 @@ class ExpertShare(ExpertLinear):
         used = _part(self.top_k * self.one(), self.ranks)
         return used.__floor__() if isinstance(used, Fraction) else used
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return _part(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
 
 

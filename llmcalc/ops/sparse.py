@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum, triangle
 from ..workload.rows import TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .attention import AttentionCore
 from .base import CACHE, FLOPS, Op
 
@@ -20,7 +20,7 @@ class MaskedCore(AttentionCore):
 
     keep: Number = 1
 
-    def pairs(self, s: Sight) -> Number:
+    def pairs(self, s: RunConfig) -> Number:
         if s.pairs == "full":
             return AttentionCore.pairs(self, s)
         most = self.keep if self.window is None else minimum(self.keep, self.window)
@@ -51,7 +51,7 @@ class BlockCore(AttentionCore):
         own = whole * triangle(self.block) + triangle(rest - whole * self.block)
         return triangle(first) + rest * (self.blocks - 1) * self.block + own
 
-    def pairs(self, s: Sight) -> Number:
+    def pairs(self, s: RunConfig) -> Number:
         past, new = s.past(self.rows), s.new(self.rows)
         if s.pairs == "full" and s.phase != "decode":
             return new * (new + past)
@@ -69,7 +69,7 @@ class LocalCore(AttentionCore):
     radius: Number = 1
     global_block: Number = None
 
-    def pairs(self, s: Sight) -> Number:
+    def pairs(self, s: RunConfig) -> Number:
         new = s.new(self.rows)
         sums = 0 if self.global_block is None else floor_div(new, self.global_block)
         if s.pairs == "full":
@@ -101,7 +101,7 @@ class EntryScores(AttentionCore):
         q = floor_div(n, self.rate)
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
-    def pairs(self, s: Sight) -> Number:
+    def pairs(self, s: RunConfig) -> Number:
         past, new = s.past(self.rows), s.new(self.rows)
         if s.pairs != "full":
             return self._seen(past + new) - self._seen(past)
@@ -121,7 +121,7 @@ class DistanceScores(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: Sight) -> Number:
+    def forward_flops(self, s: RunConfig) -> Number:
         return 2 * s.rows(self.rows) * 2 * s.new(self.rows) * self.heads * self.head_dim
 
 
@@ -137,7 +137,7 @@ class EntryCache(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
+    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
         tokens = s.held(self.rows)
         entries = floor_div(tokens, self.rate)
         return s.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
@@ -156,6 +156,6 @@ class LastWindow(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
+    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
         windows = minimum(floor_div(s.held(self.rows), self.rate), 1)
         return s.batch * windows * 2 * self.rate * self.width * kv_bits

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..workload.setting import Declared, Setting, declared
-from .layout_request import Asked
+from .layout_request import LayoutRequest
 
 if TYPE_CHECKING:
     from ..algebra import Number
@@ -25,10 +25,10 @@ RANK = Declared(
 )
 
 
-class AskedRank:
+class RankRequest:
     """One rank of the layout that options ask for.
 
-    sizes: fields of `Asked` that are given. rank: which rank; None for the one that has most.
+    sizes: fields of `LayoutRequest` that are given. rank: which rank; None for the one that has most.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -53,7 +53,7 @@ class AskedRank:
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
-        request = Asked(**self.sizes)
+        request = LayoutRequest(**self.sizes)
         with with_nearest(spec, request):
             layout = request.layout()
             if self.rank is None:
@@ -66,10 +66,10 @@ class AskedRank:
             return Share(found, "")
 
 
-ANY_RANK = AskedRank()
+ANY_RANK = RankRequest()
 """Nothing is asked."""
 
 
 def rank_settings() -> dict[str, Declared]:
     """The settings of one rank by their names."""
-    return {**{name: declared(Asked)[name] for name in SIZES}, RANK.name: RANK}
+    return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}

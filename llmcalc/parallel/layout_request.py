@@ -26,7 +26,7 @@ def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...
 
 
 @dataclass(frozen=True)
-class Asked:
+class LayoutRequest:
     """Parallelism options as they were given; None where one was not."""
 
     devices: Annotated[
@@ -216,5 +216,5 @@ def dated(version: str) -> date | None:
         ) from None
 
 
-ANY = Asked()
+ANY = LayoutRequest()
 """Nothing is asked."""

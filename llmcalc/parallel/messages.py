@@ -24,7 +24,7 @@ from ..model import ModelSpec
 from ..optional import MTP
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import LOGITS
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ALONE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
@@ -122,7 +122,7 @@ def rank_messages(
     gradients.check(layout)
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
-    own = Sight(workload.with_(seq=workload.seq // layout.cp, phase="training"))
+    own = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
     recomputed = replace(recompute, reentrant=True) if reentrant else recompute
     chunks = list(_chunks(spec, layout, micro_batches, rank))
@@ -166,14 +166,14 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
 # --- between the passes of a micro-batch -----------------------------------------------------------------------------
 
 
-def _loss(layout: Layout, chunk: Chunk, sight: Sight) -> Iterator[Message]:
+def _loss(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
     """The sums of the loss over a divided vocabulary."""
     last = chunk.program.result
     if last is not None and (chunk.stage is None or chunk.stage.last) and is_divided(last.axes):
-        yield Message("tp", layout.tp, "all_reduce", sight.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
+        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
 
 
-def _sends(layout: Layout, chunk: Chunk, sight: Sight, width: int) -> Iterator[Message]:
+def _sends(layout: Layout, chunk: Chunk, run_config: RunConfig, width: int) -> Iterator[Message]:
     """The output of each chunk but the last, and the gradient of the input of each but the first."""
     each = layout.tp if layout.sequence_parallel else 1
     sent: tuple[Value | None, ...] = ()
@@ -182,7 +182,7 @@ def _sends(layout: Layout, chunk: Chunk, sight: Sight, width: int) -> Iterator[M
         sent = (None if stage.last else program.exit, None if stage.first else program.entry)
     for value in sent:
         if value is not None:
-            bytes = sight.rows(value.rows) * value.width * width // each
+            bytes = run_config.rows(value.rows) * value.width * width // each
             yield Message("pp", layout.pp, "send", bytes, chunk.batches)
 
 

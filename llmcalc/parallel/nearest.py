@@ -13,7 +13,7 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, stages
-from .layout_request import Asked
+from .layout_request import LayoutRequest
 from .rank_model import axes_of_model, of_rank
 from .rank_program import NEAR_ROWS, TENSOR, Shares
 from .search import routed_experts, shared_out, tokens_multiple
@@ -32,7 +32,7 @@ GIVEN, UNEVEN = 2.0, 0.5
 
 
 @contextmanager
-def with_nearest(spec: ModelSpec, asked: Asked, seq: int | None = None, most: int = 3) -> Iterator[None]:
+def with_nearest(spec: ModelSpec, asked: LayoutRequest, seq: int | None = None, most: int = 3) -> Iterator[None]:
     """Adds to the error of an impossible layout the nearest possible ones. seq: as of `nearest`."""
     try:
         yield
@@ -43,7 +43,7 @@ def with_nearest(spec: ModelSpec, asked: Asked, seq: int | None = None, most: in
         raise InputError(f"{error}; {found}" if found else str(error)) from None
 
 
-def nearest_text(spec: ModelSpec, asked: Asked, seq: int | None = None, most: int = 3) -> str:
+def nearest_text(spec: ModelSpec, asked: LayoutRequest, seq: int | None = None, most: int = 3) -> str:
     """`nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is none. seq: as of `nearest`."""
     found = [_options(layout) for layout in islice(nearest(spec, asked, seq), most)]
     return f"nearest layouts: {'; '.join(found)}" if found else ""
@@ -54,7 +54,7 @@ def _options(layout: Layout) -> str:
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
-def nearest(spec: ModelSpec, asked: Asked, seq: int | None = None) -> Iterator[Layout]:
+def nearest(spec: ModelSpec, asked: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
     """Yields layouts that the model can have, the nearest first.
 
     seq: tokens of a sequence, which ranks may divide; None (default) if they are not known.
@@ -69,7 +69,7 @@ def nearest(spec: ModelSpec, asked: Asked, seq: int | None = None) -> Iterator[L
         seen.add(layout)
 
 
-def _tries(spec: ModelSpec, asked: Asked, layers: int) -> Iterator[tuple[float, Layout]]:
+def _tries(spec: ModelSpec, asked: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
     """Layouts with sizes near those asked, each with its distance."""
     experts = routed_experts(spec)
     axes = axes_of_model(spec)
@@ -118,7 +118,7 @@ def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
     return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
 
 
-def _replicas(asked: Asked, dp: int, own: dict[str, Any], etp: int) -> set[int]:
+def _replicas(asked: LayoutRequest, dp: int, own: dict[str, Any], etp: int) -> set[int]:
     """Numbers of replicas: what is left of the devices, or what was asked for; and as many as the experts need."""
     inside = own["tp"] * own["pp"] * own["cp"]
     if asked.devices is not None:
@@ -128,7 +128,9 @@ def _replicas(asked: Asked, dp: int, own: dict[str, Any], etp: int) -> set[int]:
     return {dp, -(-dp // needed) * needed, max(1, dp // needed) * needed}
 
 
-def _built(asked: Asked, layers: int, want: dict[str, int], own: dict[str, Any]) -> Iterator[tuple[float, Layout]]:
+def _built(
+    asked: LayoutRequest, layers: int, want: dict[str, int], own: dict[str, Any]
+) -> Iterator[tuple[float, Layout]]:
     """The layout of these sizes and its distance, if there is one."""
     count = own["pp"] * own["vpp"]
     split = asked.pp_layout

@@ -22,7 +22,7 @@ from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, Source, Tokens
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .layout import Layout
 from .rank_program import RankFlow, is_divided
 
@@ -92,7 +92,7 @@ class Collective(NamedTuple):
 class Placements:
     """Follows the values of a rank's program.
 
-    layout: the layout. sight: the run, with the tokens of one rank of a sequence. width: bytes of an element.
+    layout: the layout. run_config: the run, with the tokens of one rank of a sequence. width: bytes of an element.
     include: the optional parts of the model that run, none by default.
     regathers: whether a product that read gathered tokens gathers them again in its backward pass, instead of keeping
         them (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
@@ -100,7 +100,7 @@ class Placements:
     """
 
     layout: Layout
-    sight: Sight
+    run_config: RunConfig
     width: int = 2
     include: frozenset[str] = frozenset()
     regathers: bool = False
@@ -197,7 +197,7 @@ class Placements:
             return
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(group, self.layout.tp)
         elements = value.width if elements is None else elements
-        bytes = self.sight.rows(value.rows) * elements * self.width
+        bytes = self.run_config.rows(value.rows) * elements * self.width
         if group == "etp" and self.home == "rows":  # a rank's tokens, of as many ranks as divide an expert
             bytes = exact_div(bytes * ranks, self.layout.tp)
         times_in_all = times(self.repeats, messages)
@@ -248,10 +248,10 @@ class Placements:
             for value in step.ins:
                 self._settled(value)
             self._undivided(step)
-        if step.verb == "norm" and is_divided(step.how["over"]) and not _by_groups(step):
+        if step.verb == "norm" and is_divided(step.options["over"]) and not _by_groups(step):
             width = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
             for backward in (False, True):  # ranks add up their squares, and their means
-                sums = width if step.how["spec"].type == "rmsnorm" else 2 * width
+                sums = width if step.options["spec"].type == "rmsnorm" else 2 * width
                 self._tell("all_reduce", out, backward=backward, elements=sums)
         if self.layout.cp > 1:
             self._exchanged(step)
@@ -275,7 +275,7 @@ class Placements:
                     self._tell("all_to_all", Value(step.ins[0].rows, ()), "cp", backward, width)
             return
         q, k, v = step.ins[:3] if step.verb == "attention" else (None, None, None)
-        if q is None or k is None or v is None or step.how["biased"] or not by_tokens(k.rows) or k.rows != q.rows:
+        if q is None or k is None or v is None or step.options["biased"] or not by_tokens(k.rows) or k.rows != q.rows:
             raise InputError(
                 f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
                 "modelled; expected --cp 1"
@@ -332,7 +332,7 @@ class Placements:
 
 def _by_groups(step: Step) -> bool:
     """Whether a norm is over parts of which a rank has some whole."""
-    groups = step.how.get("groups")
+    groups = step.options.get("groups")
     return groups is not None and is_divided((groups,))
 
 

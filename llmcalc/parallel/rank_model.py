@@ -23,7 +23,7 @@ from ..model import ModelSpec
 from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .layout import ALONE, Chunks, Layout, chunks_of
 from .rank_program import RankFlow, Shares, axes_of, rank_program
 
@@ -128,7 +128,7 @@ class Share(NamedTuple):
     def rank(self) -> int:
         return self.model.rank
 
-    def sight(self, run: Sight) -> Sight:
+    def run_config(self, run: RunConfig) -> RunConfig:
         """The run as this rank computes it, whose sequences and tokens ranks may divide.
 
         Raises `InputError` for a length that they do not divide, and for phases without divided sequences.

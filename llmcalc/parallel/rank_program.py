@@ -185,11 +185,11 @@ class RankFlow(Flow):
         op: ops.Op | None = None,
         weight: Weight | None = None,
         about: dict[str, Any] | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
         if self.shares.divides and verb not in NO_OPERATIONS:
             self._check(verb, name, ins, outs)
-        super().record(verb, name, ins, outs, op, weight, about, **how)
+        super().record(verb, name, ins, outs, op, weight, about, **options)
 
     def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
         """Raises `InputError` for a step of which a rank does not compute just its part."""
@@ -218,12 +218,15 @@ class RankFlow(Flow):
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         return super().absorb(name, x, self.own(weight), *map(self.own, out))
 
-    def linear(self, name: str, x: Value, *out: Axis | Beside, **how: Any) -> Value:
-        if how.get("weight") is not None:
-            given, how["weight"] = how["weight"], self._here(how["weight"])
-            if how["weight"] is not given and not how["weight"].made:
-                how["weight"].out, how["weight"].ins = given.ins, given.out  # the copy is this layer's own matrix
-        return super().linear(name, x, *map(self.own, out), **how)
+    def linear(self, name: str, x: Value, *out: Axis | Beside, **options: Any) -> Value:
+        if options.get("weight") is not None:
+            given, options["weight"] = options["weight"], self._here(options["weight"])
+            if options["weight"] is not given and not options["weight"].made:
+                options["weight"].out, options["weight"].ins = (
+                    given.ins,
+                    given.out,
+                )  # the copy is this layer's own matrix
+        return super().linear(name, x, *map(self.own, out), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         here = self._here(weight)
@@ -241,8 +244,8 @@ class RankFlow(Flow):
         )
         table.made = True
 
-    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **how: Any) -> tuple[Value, Weight]:
-        made, weight = super().table(name, self.own(rows), *map(self.own, dim), **how)
+    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
+        made, weight = super().table(name, self.own(rows), *map(self.own, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
         return made, weight
@@ -256,8 +259,8 @@ class RankFlow(Flow):
             self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
         return self.tables[id(weight)]
 
-    def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **how: Any) -> Value:
-        return super().experts(name, x, self.shares.experts(experts), top_k, *map(self.own, out), **how)
+    def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **options: Any) -> Value:
+        return super().experts(name, x, self.shares.experts(experts), top_k, *map(self.own, out), **options)
 
     def layers(
         self,

@@ -14,7 +14,7 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
 from .layout import Layout, Zero, stages
-from .layout_request import ANY, Asked
+from .layout_request import ANY, LayoutRequest
 from .layout_rules import LayoutRules
 from .rank_program import Shares, axes_of, undivided
 from .schedules import check
@@ -69,7 +69,7 @@ def search(
     micro_batch: int,
     seq: int,
     rules: LayoutRules,
-    asked: Asked = ANY,
+    asked: LayoutRequest = ANY,
     node: int = 8,
 ) -> Search:
     """Tries every layout of that many devices which the framework has.
@@ -118,7 +118,7 @@ def tokens_multiple(cp: int) -> int:
     return 2 * cp if cp > 1 else 1
 
 
-def _possible(rules: LayoutRules, asked: Asked) -> None:
+def _possible(rules: LayoutRules, asked: LayoutRequest) -> None:
     """Raises `InputError` for layers of each stage, which a search shares out itself, for groups that it does not try,
     and for chunks that contradict the rest."""
     if asked.pp_layout is not None:
@@ -141,7 +141,7 @@ def _possible(rules: LayoutRules, asked: Asked) -> None:
         raise InputError(f"--schedule {asked.schedule}: has another number of chunks a rank; expected {expected}")
 
 
-def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
+def _asked_for(asked: LayoutRequest, sizes: dict[str, int]) -> bool:
     """Whether groups of those sizes are among those that are asked for."""
     if asked.fsdp is not None and sizes["dp"] != asked.fsdp * (asked.hsdp_replicas or 1):
         return False
@@ -150,7 +150,7 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
     return all(getattr(asked, name) in (None, size) for name, size in sizes.items())
 
 
-def _has(rules: LayoutRules, sizes: dict[str, int], asked: Asked) -> bool:
+def _has(rules: LayoutRules, sizes: dict[str, int], asked: LayoutRequest) -> bool:
     """Whether layouts with those groups are tried for a framework."""
     if rules.pipelines_if_asked and sizes["pp"] > 1 and not asked.pipeline:
         return False
@@ -164,7 +164,9 @@ HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "pref
 """Options that are no sizes of groups, and hold for every layout where they are given."""
 
 
-def _layout(rules: LayoutRules, sizes: dict[str, int], mixture: bool, layers: int, asked: Asked) -> Layout | None:
+def _layout(
+    rules: LayoutRules, sizes: dict[str, int], mixture: bool, layers: int, asked: LayoutRequest
+) -> Layout | None:
     """The layout of those groups; None if a stage would have no layer."""
     count = sizes["pp"] * sizes["vpp"]
     if count > layers:
@@ -244,7 +246,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 def routed_experts(spec: ModelSpec) -> int:
     """The routed experts of the layer that has the most; 0 without any."""
-    counts = (step.how["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
+    counts = (step.options["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
     return max(counts, default=0)
 
 

@@ -63,8 +63,8 @@ def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[s
         if not isinstance(item, Step):
             yield from _held(item.items, below, times(count, about.get("repeat", 1)), include, apart)
         elif item.op is not None and "params" in item.op.effects:
-            expert = apart and item.verb == "experts" and item.how["experts"].name == "experts"
-            of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.how["over"])
+            expert = apart and item.verb == "experts" and item.options["experts"].name == "experts"
+            of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
                 yield Held(below, tensor, count, expert, of_heads)
 

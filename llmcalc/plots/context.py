@@ -44,12 +44,12 @@ def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
         phase = "forward" if preset.model.kind == "encoder" else "decode"
         found: list[float] = []
         for tokens in CONTEXTS:
-            sight = (
+            run_config = (
                 sight_of(preset.model, seq=tokens)
                 if phase == "forward"
                 else sight_of(preset.model, context=tokens - 1, phase="decode")
             )
-            found.append(flops(preset.model, sight).per_token / 1e9)
+            found.append(flops(preset.model, run_config).per_token / 1e9)
         return found
 
     return _curves(models, of, "FLOPs of one more token", "GFLOPs", ax)

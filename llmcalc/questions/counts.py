@@ -16,7 +16,7 @@ from ..workload.workload import Phase
 
 if TYPE_CHECKING:
     from ..model import ModelSpec
-    from ..parallel.counted_rank import AskedRank
+    from ..parallel.counted_rank import RankRequest
     from ..parallel.rank_model import RankModel
     from ..reports.answer import ReportedAnswer
     from ..reports.checkpoint import StoredParams
@@ -35,7 +35,7 @@ class ParamsQuestion:
     """Parameters. include: optional parts of the model. rank: of a layout; None (default) for the whole model."""
 
     include: frozenset[str] = frozenset()
-    rank: AskedRank | None = None
+    rank: RankRequest | None = None
 
     def answer(self, preset: Preset) -> Params:
         """The parameters of a model."""
@@ -52,7 +52,7 @@ class ParamsQuestion:
 
 
 def params_of_file(
-    target: str, measure: bool, *, changed: bool, rank: AskedRank | None = None
+    target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
     """The parameters in a checkpoint's header, or with `measure` those of a class of transformers; None for a TARGET
     of another kind.
@@ -113,7 +113,7 @@ class FlopsQuestion:
     mla: LatentForm = "auto"
     conventions: bool = False
     include: frozenset[str] = frozenset()
-    rank: AskedRank | None = None
+    rank: RankRequest | None = None
 
     def __post_init__(self) -> None:
         if self.conventions and self.rank is not None and self.rank.anything:
@@ -144,7 +144,7 @@ class FlopsQuestion:
         if share is None:
             count = flops(preset.model, run, self.include)
         else:
-            count = flops(share.model, share.sight(run), self.include)
+            count = flops(share.model, share.run_config(run), self.include)
         if not self.conventions:
             return Flops.made(count, preset=preset, share=share)
         from ..studies.rules import conventions
@@ -163,7 +163,7 @@ class CacheQuestion:
     seq: int | None = None
     kv_dtype: str = "bfloat16"
     source: int | None = None
-    rank: AskedRank | None = None
+    rank: RankRequest | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and "cp" in self.rank.sizes:
@@ -203,7 +203,7 @@ class ExplainQuestion:
     latex: bool = False
     bibtex: bool = False
     include: frozenset[str] = frozenset()
-    rank: AskedRank | None = None
+    rank: RankRequest | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` for settings that do not apply to the quantity."""

@@ -13,7 +13,7 @@ from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..parallel.layout_request import ANY, Asked, dated
+from ..parallel.layout_request import ANY, LayoutRequest, dated
 from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.preset import Preset
@@ -36,7 +36,7 @@ class RunOptions:
     """
 
     settings: Settings
-    layout: Asked = ANY
+    layout: LayoutRequest = ANY
     include: frozenset[str] = frozenset()
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
@@ -72,7 +72,7 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
 
 
-def fit_settings(settings: Settings, layout: Asked, is_given: Callable[[str], bool]) -> Settings:
+def fit_settings(settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool]) -> Settings:
     """The settings of `fit`, which over many devices is of training unless the phase or users are given."""
     trains = layout.devices is not None and not is_given("users") and not is_given("phase")
     return settings.with_(phase="training") if trains else settings
@@ -136,13 +136,16 @@ def _given(target: Any) -> Any:
     return target
 
 
-def launched_settings(launch: Launch, settings: Settings, layout: Asked) -> Settings:
+def launched_settings(launch: Launch, settings: Settings, layout: LayoutRequest) -> Settings:
     """The settings that a file says, with those that options add where it names no model.
 
     Raises `InputError` for an option that says again what the file says.
     """
     added: dict[str, Any] = {}
-    for given, usual, but in ((settings, Settings(), ("phase",)), (layout, Asked(), ("devices", "framework_version"))):
+    for given, usual, but in (
+        (settings, Settings(), ("phase",)),
+        (layout, LayoutRequest(), ("devices", "framework_version")),
+    ):
         for field in fields(given):
             name = field.name
             if name in but or getattr(given, name) == getattr(usual, name):

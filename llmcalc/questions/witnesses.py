@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..parallel.layout import Layout
-from ..parallel.layout_request import ANY, Asked
+from ..parallel.layout_request import ANY, LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, about
 
@@ -71,7 +71,7 @@ class Verification:
     every_layer: bool = False
     memory: bool = False
     distributed: bool = False
-    layout: Asked = ANY
+    layout: LayoutRequest = ANY
     num_microbatches: int | None = None
 
     def check_targets(self, targets: bool) -> None:

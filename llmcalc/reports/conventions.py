@@ -45,7 +45,7 @@ def _notes(count: FlopCount) -> list[str]:
             "every rule with a logits term counts logits at every position; this prefill computes them at the last "
             "one only"
         )
-    if count.sight.execution.recompute.layers:
+    if count.run_config.execution.recompute.layers:
         notes.append(
             "the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does"
         )

@@ -55,7 +55,11 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: 
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
-        "workload": {**asdict(count.workload), **asdict(count.sight.counting), **asdict(count.sight.execution)},
+        "workload": {
+            **asdict(count.workload),
+            **asdict(count.run_config.counting),
+            **asdict(count.run_config.execution),
+        },
         "flops": {
             "total": count.total,
             "full": count.full,
@@ -71,7 +75,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: 
             "attention_scores": count.scores,
         },
         "notes": notes,
-        "tree": tree_data(_without_towers(count.tree).place(count.sight), _figures(count.include)),
+        "tree": tree_data(_without_towers(count.tree).place(count.run_config), _figures(count.include)),
     }
     tables = [_table(preset, count, notes, share)]
     if rules:
@@ -113,7 +117,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: Share 
         return Row([name, value / tokens, value, value / total, bar], depth, strong)
 
     rows: list[Row] = []
-    scores = by_kind(count.tree, scores_of, count.sight, count.include)
+    scores = by_kind(count.tree, scores_of, count.run_config, count.include)
     for component, value in count.by_component.items():
         rows.append(row(component, value))
         if component in scores:
@@ -201,14 +205,14 @@ def _uncounted(spec: ModelSpec) -> list[str]:
 def _training_notes(count: FlopCount) -> list[str]:
     attention = (
         "2 × forward (eager)"
-        if count.sight.attention != "flash"
+        if count.run_config.attention != "flash"
         else "2.5 × forward (flash attention computes the scores once more)"
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
-        notes.append(_again(count.sight.execution.recompute))
+        notes.append(_again(count.run_config.execution.recompute))
         saved = count.skipped_by_early_stop
-        if count.sight.execution.recompute.kept:
+        if count.run_config.execution.recompute.kept:
             return notes
         if saved:
             less = (

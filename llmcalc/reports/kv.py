@@ -11,7 +11,7 @@ from ..costs.cache import CacheSize, WhatIf, cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..sources.preset import Preset
 from ..units import bits_to_bytes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .answer import OF_A_MODEL, Answer
 from .document import Column, Report, Row, Table, said
 from .notes import binary, tokens_of, too_long, warned
@@ -79,7 +79,7 @@ def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
     """What the ranks of a tensor group cache together, where some of them cache the same."""
     if share is None:
         return []
-    whole = bits_to_bytes(share.model.alone.total(cache_bits_of(cache.dtype), Sight(cache.workload)))
+    whole = bits_to_bytes(share.model.alone.total(cache_bits_of(cache.dtype), RunConfig(cache.workload)))
     copies = cache.bytes * share.layout.tp / whole if whole else 1
     return [
         *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),

@@ -274,7 +274,7 @@ class CachingAllocator:
         return block
 
 
-class Openings:
+class PrefixCache:
     """Plays runs, each on an allocator of its own, which is empty at first.
 
     What a run begins with is played once for it and for runs after it that begin alike: ranks of a pipeline differ in

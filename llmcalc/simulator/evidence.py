@@ -53,7 +53,7 @@ def kernels_of(step: Step) -> Iterator[str]:
     if step.verb == "core":
         yield from (f"core_{op}", f"module_{op}", f"one_{op}")
     if step.verb == "scan":
-        kind = step.how["kind"]
+        kind = step.options["kind"]
         yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"one_{kind}")
 
 

@@ -25,7 +25,7 @@ from ..ops import State
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.recompute import NONE, Recompute, check_nodes
 from ..workload.rows import ONCE, SOURCE, TOKENS, Rows
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
 from .autograd import Graph
@@ -88,7 +88,7 @@ class Again:
 class Lowering:
     """Lowers programs for one run.
 
-    sight: the run. graph: where operations are recorded. dtype: the type of weights and activations.
+    run_config: the run. graph: where operations are recorded. dtype: the type of weights and activations.
     trained: whether weights get gradients.
     recompute: what runs again in the backward pass, nothing by default.
     include: the names of the optional parts that run (`llmcalc.optional`), none by default.
@@ -111,7 +111,7 @@ class Lowering:
     def __init__(
         self,
         graph: Graph,
-        sight: Sight,
+        run_config: RunConfig,
         dtype: Dtype,
         trained: bool = True,
         recompute: Recompute = NONE,
@@ -119,7 +119,7 @@ class Lowering:
         choices: Choices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
+        self.graph, self.run_config, self.dtype, self.trained = graph, run_config, dtype, trained
         self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
         graph.compiled = choices.compiled
         self.t = Aten(graph)
@@ -157,8 +157,8 @@ class Lowering:
         sizes = tuple(axis.size for axis in value.axes)
         if value.rows is ONCE:
             return sizes
-        rows = self.sight.new(value.rows)
-        return (self.sight.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
+        rows = self.run_config.new(value.rows)
+        return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
         """The tensor of a value, in the value's shape; of other rows, the first of them."""
@@ -185,7 +185,7 @@ class Lowering:
 
     def follows(self, rows: Rows) -> bool:
         """Whether an earlier pass has computed all of these rows: those of an encoder, which runs once."""
-        return self.continues and rows is not ONCE and is_zero(rows.new(self.sight.workload.with_(phase="decode")))
+        return self.continues and rows is not ONCE and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
 
     def taken(self, step: Step, value: Value) -> Tensor:
         """The tensor of a value. If no later step reads it, the program lets go of it now, not after this step."""
@@ -247,7 +247,7 @@ class Lowering:
         """The weight [out, in] of a linear layer, which may be that of another step."""
         assert step.weight is not None
         shape = extent(step.weight.out), extent(step.weight.ins)
-        lent = step.how.get("lent")
+        lent = step.options.get("lent")
         if lent:
             return self.weight(f"{lent}.weight", shape, self.module_path(above=1))
         return self._of(step.weight, step.name, shape)
@@ -357,7 +357,7 @@ class Lowering:
         """Runs a program on tensors without memory."""
         dry = type(self)(
             Graph(NoMeter()),
-            self.sight,
+            self.run_config,
             self.dtype,
             self.trained,
             include=self.include,
@@ -365,7 +365,9 @@ class Lowering:
             adapters=self.adapters,
         )
         dry.graph.enabled, dry.run_only, dry.prepares, dry.below = False, self.run_only, True, self.below
-        dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
+        dry.given = {
+            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
+        }
         dry.take_frames(program)
         dry.enter(program)
         dry.run(program)
@@ -557,7 +559,7 @@ class Lowering:
 
     def branch(self, item: Alternatives) -> Scope:
         """The form that this run takes."""
-        return item.branches[self.sight.execution.form(item.branches, self.sight.workload)]
+        return item.branches[self.run_config.execution.form(item.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
         """Runs the form that this run takes; its result stands for that of the first."""
@@ -748,7 +750,7 @@ class Lowering:
             return held
         assert isinstance(step.op, State)
         assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
-        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.sight.batch
+        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
             make = self.in_pool if self.paged else self.graph.new
             made = tuple(make((batch, *shape), dtype) for shape in shapes)
@@ -767,14 +769,14 @@ class Lowering:
 
     @compared(BY_TORCH)
     def do_hold(self, step: Step) -> None:
-        frame = self.frames[-2 if step.how["outside"] else -1]
-        for name, value in zip(step.how["names"], step.ins, strict=True):
+        frame = self.frames[-2 if step.options["outside"] else -1]
+        for name, value in zip(step.options["names"], step.ins, strict=True):
             if not self.missing(value):
                 frame.named[name] = self.get(value)
 
     @compared(BY_TORCH)
     def do_keep(self, step: Step) -> None:
-        for name, value in zip(step.how["names"], step.ins, strict=True):
+        for name, value in zip(step.options["names"], step.ins, strict=True):
             self.memo[name] = self.get(value)
 
     @compared(BY_TORCH)

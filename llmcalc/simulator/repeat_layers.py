@@ -3,7 +3,7 @@
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
 and the third repeat must do the same, each with its own storages and those of its neighbours. Then every repeat between
-the first and the last does it. This is checked event by event: what differs raises `Irregular`.
+the first and the last does it. This is checked event by event: what differs raises `NotRepeating`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Turn: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
 
 
-class Irregular(Exception):
+class NotRepeating(Exception):
     """What was recorded does not stand for what was not: layers, or passes, that should be alike differ."""
 
 
@@ -105,7 +105,7 @@ class Unfolding:
 
     recorded: the run, with `RECORDED` repeats of the stacks whose numbers are in `grows`, and all repeats of the
         others. stacks: all of them.
-    Raises `Irregular` if the repeats differ.
+    Raises `NotRepeating` if the repeats differ.
     """
 
     def __init__(self, recorded: Recorded, stacks: Sequence[Loop], grows: Sequence[int]) -> None:
@@ -221,7 +221,7 @@ class Unfolding:
                 i += 1
                 continue
             if turn[1] not in (0, LAST):
-                raise Irregular
+                raise NotRepeating
             sweep, end = self._sweep(*turn, runs, i)
             yield events if sweep is None else sweep
             i = end
@@ -255,15 +255,15 @@ class Unfolding:
         """Finds for each storage of the second repeat its twin in the third."""
         second, third = sweep.turns[1], sweep.turns[2]
         if len(second) != len(third):
-            raise Irregular
+            raise NotRepeating
         for (x, size, what), (y, other, of) in zip(second, third, strict=True):
             if size != other or what != of:
-                raise Irregular
+                raise NotRepeating
             if size >= 0:
                 self.twins[x], self.twins[y] = (x, 1), (x, 2)
                 self.stack_of[x] = sweep.stack
             elif size in (TAKEN, NAMED):
-                raise Irregular
+                raise NotRepeating
 
     def _inner(self, stack: int, second: Event, third: Event) -> Inner:
         """What all repeats do, given what the second and the third do."""
@@ -274,14 +274,14 @@ class Unfolding:
         if x == y and of_x is None:
             return Inner(None, x, x, size, what)
         if any(of is not None and self.stack_of[of[0]] != stack for of in (of_x, of_y)):
-            raise Irregular
+            raise NotRepeating
         if of_x is not None and of_y is not None and of_x[0] == of_y[0] and of_x[1] < of_y[1]:
             return Inner(0, x, x, size, what)
         if of_x is None and of_y is not None and of_y[1] == 1:  # to the third repeat what the second has
             return Inner(-1, y, x, size, what)
         if of_x is not None and of_y is None and of_x[1] == 2:  # to the second repeat what the third has
             return Inner(1, of_x[0], y, size, what)
-        raise Irregular
+        raise NotRepeating
 
     def _check_edges(self) -> None:
         """Of what the second and the third repeat have, the first one may name the second's, the last one the third's.
@@ -292,20 +292,20 @@ class Unfolding:
             far = 2 if repeat == 0 else 1
             for x, size, _ in events:
                 if size != PLACED and x in self.twins and self.twins[x][1] == far:
-                    raise Irregular
+                    raise NotRepeating
         outside: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.turns[0], part.turns[LAST]) if isinstance(part, Sweep) else (part,):
                 outside |= {(*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins}
         if any((x, 2, size) in outside for x, repeat, size in outside if repeat == 1):
-            raise Irregular
+            raise NotRepeating
 
     def _place(self, x: Place, y: Place) -> Inner:
         turn = self._at(x)
         if turn is None and x == y:
             return Inner(None, x, x, PLACED, None)
         if turn is None or self.stacks[turn[0]].further(x, 1) != y:
-            raise Irregular
+            raise NotRepeating
         return Inner(0, x, x, PLACED, None)
 
     # --- the events of a run with more layers ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A pass allocates and frees its own storages, and may free those of other passes:
 micro-batch before, or what all chunks share and replace. So what it does depends on which neighbours have run: on
 whether it is the first, whether the micro-batch before is still in flight (of a forward pass), and whether the next one
 has already begun (of a backward pass). A rehearsal records each of these cases, most of them several times, and checks
-that they do the same; what differs raises `Irregular`. The schedule itself then runs with its own variables, and its
+that they do the same; what differs raises `NotRepeating`. The schedule itself then runs with its own variables, and its
 passes are played: their events go to an allocator, and their bytes are counted from the most at each place.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
 from .event_log import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
 from .meter import Block, Meter, NoMeter, Peak, Place
-from .repeat_layers import Irregular
+from .repeat_layers import NotRepeating
 from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
 
@@ -83,7 +83,7 @@ class EventMeter(Meter):
                 other = chunk, kind, home[2] + number
                 first = base if other == home else homes.get(other)
                 if first is None:
-                    raise Irregular
+                    raise NotRepeating
                 first -= base
                 for at, x in those:
                     steps[at] = first + x, 0, 0  # `release`
@@ -207,7 +207,7 @@ class Trace:
         """The same with micro-batches of other passes as seen from its own."""
         chunk, _, number = home
         if any(other != chunk for other, *_ in self.others):
-            raise Irregular
+            raise NotRepeating
         others = {(of, kind, i - number): those for (of, kind, i), those in self.others.items()}
         return Trace(**{**self.__dict__, "others": others})
 
@@ -303,7 +303,7 @@ class Rehearsal(Passes):
         self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
 
     def traces(self) -> dict[Case, Trace]:
-        """What each case does. Raises `Irregular` if what does not differ in its neighbours differs."""
+        """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
         return Reading(self.meter.events, self.pieces).found
 
 
@@ -334,7 +334,7 @@ class Reading:
                 trace = trace.relative(piece.home)
             known = self.found.setdefault(piece.case, trace)
             if known != trace:
-                raise Irregular
+                raise NotRepeating
         self._between(events[at:])
 
     def _between(self, events: Sequence[Event]) -> None:
@@ -347,7 +347,7 @@ class Reading:
             elif size == KEPT:
                 self.kinds[x] = what
             elif size == FREED and x in self.homes and x not in self.shown:
-                raise Irregular
+                raise NotRepeating
 
     def _trace(self, piece: Piece) -> Trace:  # noqa: PLR0915
         trace, kinds = Trace(), dict[str, int]()
@@ -391,14 +391,14 @@ class Reading:
                 if x == piece.entered:
                     trace.entered = what
                 elif x not in own and (x not in self.homes or x in self.shown):
-                    raise Irregular  # of another pass only what that keeps to itself
+                    raise NotRepeating  # of another pass only what that keeps to itself
                 kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
                 kinds[what] = kinds.get(what, 0) + self.sizes[x]
                 self.kinds[x] = what
             elif size == STREAMED:
                 trace.steps.append(on_stream(what))
             else:
-                raise Irregular
+                raise NotRepeating
         if risen:
             peaks[here] = peaks[here][0], dict(kinds)
         if not settled:
@@ -408,13 +408,13 @@ class Reading:
         trace.end, trace.ends_risen = here, risen
         trace.made = tuple((i, self._made(like, own[x], x)) for i, like, x in piece.made if x in own)
         if piece.home[1] != "B" and not trace.made:
-            raise Irregular
+            raise NotRepeating
         return trace
 
     def _freed(self, x: int, own: Mapping[int, int], trace: Trace) -> None:
         """Adds that a storage is freed, which may be of another pass."""
         if x not in own and (x not in self.homes or x in self.shown):
-            raise Irregular
+            raise NotRepeating
         if not self.sizes[x]:
             return
         if x not in own:
@@ -473,7 +473,7 @@ class Played(Passes):
     def _play(self, chunk: int, case: Case, home: Home) -> tuple[Trace, int]:
         trace = self.traces.get(case)
         if trace is None:
-            raise Irregular
+            raise NotRepeating
         base = self.meter.play(trace, home, self.below[chunk], self.homes)
         self.homes[home] = base
         return trace, base

@@ -16,7 +16,7 @@ from ..flow.tree import Cost, Node
 from ..sources.preset import Preset
 from ..sources.to_toml import description
 from ..units import bits_to_bytes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 
 Unit: TypeAlias = Literal["parameters", "FLOPs", "bytes"]
 
@@ -199,10 +199,10 @@ def _cost(name: str, dtype: str) -> tuple[Cost, Unit]:
     return costs[name]
 
 
-def _by_path(tree: Node, cost: Cost, sight: Sight, unit: Unit) -> dict[str, Number]:
+def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Path without indices of layers → the value of all nodes there, without optional parts and zeros."""
     sums: dict[str, Number] = {}
-    for place in tree.walk(sight):
+    for place in tree.walk(run_config):
         if not place.optional and (value := times(place.own(cost), place.times)):
             path = INDEX.sub("", place.path)
             sums[path] = sums.get(path, 0) + value

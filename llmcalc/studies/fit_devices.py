@@ -13,7 +13,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout
-from ..parallel.layout_request import Asked
+from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
 from .plan import RECOMPUTED, Candidate, Nearest, Planned, Walks, plan_of, replayed
@@ -46,7 +46,7 @@ class DeviceFitting:
         return self.planned.one
 
 
-def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None) -> DeviceFitting:
+def fit_devices(one: Memory, hardware: Hardware, asked: LayoutRequest, global_batch: int | None) -> DeviceFitting:
     """Whether the training of a model fits on `asked.devices` accelerators.
 
     global_batch: sequences of a step; None for one micro-batch of each accelerator.
@@ -77,7 +77,7 @@ class Ask:
 
     walks: Walks
     hardware: Hardware
-    asked: Asked
+    asked: LayoutRequest
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> Planned:

@@ -12,7 +12,7 @@ from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
 from ..frameworks.registry import framework_of, layout_of
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
-from ..parallel.layout_request import Asked
+from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_model import axes_of_model
 from ..parallel.search import HEADS, WIDTHS, refusal, shared_out
 from .fit import Change, Fitting, fit
@@ -51,7 +51,7 @@ class ServingFitting:
     fitting: Fitting
 
 
-def fit_serving(one: Memory, hardware: Hardware, asked: Asked) -> ServingFitting:
+def fit_serving(one: Memory, hardware: Hardware, asked: LayoutRequest) -> ServingFitting:
     """Whether passes fit on `asked.devices` accelerators with some layout. asked: sizes of groups that are given hold.
 
     Raises `InputError` where no layout can be tried at all.
@@ -81,7 +81,7 @@ def fit_serving(one: Memory, hardware: Hardware, asked: Asked) -> ServingFitting
     )
 
 
-def _layouts(one: Memory, asked: Asked, devices: int) -> Iterator[Layout]:
+def _layouts(one: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
     """The layouts of so many devices, those with most replicas first, and of those the ones with the fewest stages."""
     spec = one.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), axes_of_model(spec)
@@ -124,7 +124,7 @@ def _replica(one: Memory, hardware: Hardware, layout: Layout) -> Replica:
     return Replica(layout, rank, Fit(hardware, sizes[rank]))
 
 
-def _more(one: Memory, hardware: Hardware, asked: Asked) -> Layout | None:
+def _more(one: Memory, hardware: Hardware, asked: LayoutRequest) -> Layout | None:
     """The first layout that fits on twice as many accelerators, or on four times as many, and so on."""
     assert asked.devices is not None
     devices = 2 * asked.devices

@@ -20,7 +20,7 @@ from ..frameworks.peak_estimate import PeakEstimate, alike
 from ..frameworks.ranks import Cluster
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
-from ..parallel.layout_request import Asked
+from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
 from ..parallel.search import Search, search
 
@@ -140,7 +140,7 @@ class Planned:
 def plan_of(
     one: Memory,
     hardware: Hardware,
-    asked: Asked,
+    asked: LayoutRequest,
     global_batch: int | None,
     rows: int,
     walks: Walks | None = None,

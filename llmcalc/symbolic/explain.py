@@ -11,8 +11,8 @@ from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
 from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, TrainingSetting, together
 
-Asked: TypeAlias = Literal["params", "flops", "kv", "all"]
-ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
+QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
+ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
     "params": ("params", "active"),
     "flops": ("flops", "flops_absorbed"),
     "kv": ("kv", "state"),
@@ -59,7 +59,7 @@ class Explanation:
 def explain(
     spec: ModelSpec,
     node: str | None = None,
-    asked: Asked = "all",
+    asked: QuantityOrAll = "all",
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
@@ -110,7 +110,7 @@ def _apart(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
 
 
-def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> Section:
+def _section(formulas: Formulas, found: Found, asked: QuantityOrAll, depth: int = 0) -> Section:
     answers = [
         q for q in ANSWERS[asked] if found.optional not in WITHOUT_FLOPS or q in ANSWERS["params"]
     ]  # their FLOPs are not counted

@@ -21,7 +21,7 @@ from ..model import ModelSpec
 from ..units import DTYPE_BITS
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
 
@@ -117,7 +117,7 @@ class Term:
     """A cost summed over the tree in one run; a quantity is a sum of terms."""
 
     cost: Cost
-    sight: Sight | None = None
+    run_config: RunConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Formulas:
             ),
         }
 
-        self._walks: dict[tuple[int, Sight | None], list[Place]] = {}
+        self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
         self.root = _found(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
 
     def nodes(self) -> list[Found]:
@@ -223,16 +223,16 @@ class Formulas:
         """The sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
-            places = self._walk(tree, term.sight)
+            places = self._walk(tree, term.run_config)
             for at in found.at:
                 value = add(value, places[at].each(term.cost, self.include))
         return value
 
-    def _walk(self, tree: Node, sight: Sight | None) -> list[Place]:
+    def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
         """Every place of the tree in that run, in the order of `at`; cached."""
-        key = (id(tree), sight)
+        key = (id(tree), run_config)
         if key not in self._walks:
-            self._walks[key] = list(tree.walk(sight))
+            self._walks[key] = list(tree.walk(run_config))
         return self._walks[key]
 
     def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
@@ -243,9 +243,9 @@ class Formulas:
         if quantity in ("flops", "flops_absorbed"):
             n, s = self.setting.seq, keys()
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
-            here, there = (Sight(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s))
+            here, there = (RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s))
             return [Term(_scaled(forward_of, Fraction(1, n)), here)], [Term(_scaled(forward_of, 1 / s), there)]
-        empty, one = (Sight(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+        empty, one = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         bits = DTYPE_BITS[self.setting.dtype]
         numbers = _kept(quantity, empty, one, bits, Fraction(1, 8))
         return numbers, _kept(quantity, empty, one, 8 * element_bytes(), _eighth())
@@ -351,7 +351,7 @@ class Formulas:
         return total
 
 
-def _kept(quantity: Quantity, empty: Sight, one: Sight, element_bits: Number, factor: Any) -> list[Term]:
+def _kept(quantity: Quantity, empty: RunConfig, one: RunConfig, element_bits: Number, factor: Any) -> list[Term]:
     """Bytes that the first token of a sequence adds, or that exist before it: states, and caches of fixed length.
 
     Assumes that no window is full yet; a recurrent state does not grow.

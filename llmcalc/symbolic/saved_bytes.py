@@ -22,7 +22,7 @@ from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 
 Path: TypeAlias = tuple[tuple[str, str], ...]
@@ -178,8 +178,10 @@ def kept_blocks(spec: ModelSpec, how: Pass, kernels: type[Noted] = Noted) -> lis
     """
     meter = Storages()
     program = spec.program()
-    sight = Sight(Workload(how.batch, how.seq, source=how.seq, phase="training"))
-    run = kernels(Graph(meter), sight, how.dtype, recompute=how.recompute, include=how.include, choices=how.choices)
+    run_config = RunConfig(Workload(how.batch, how.seq, source=how.seq, phase="training"))
+    run = kernels(
+        Graph(meter), run_config, how.dtype, recompute=how.recompute, include=how.include, choices=how.choices
+    )
     run.run_only = dict(how.layers)
     with counted_as(meter, "input"):
         ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (how.batch, how.seq), INT64)

@@ -14,7 +14,7 @@ from .. import units
 from ..algebra import is_zero
 from ..evidence import Evidence
 from ..flow.tree import Node, Place
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .difference import COUNTED, Sizes, named
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
@@ -158,7 +158,7 @@ def compare(
     measured: Mapping[str, int],
     modules: frozenset[str],
     witness: str,
-    sight: Sight | None = None,
+    run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
     """Yields a check for every node of the tree; for optional parts, only those in `include`.
@@ -169,7 +169,7 @@ def compare(
     measured: module path → measured number; 0 for a module that is not in it.
     modules: the paths of all modules of the witness.
     """
-    for place in tree.walk(sight):
+    for place in tree.walk(run_config):
         if place.optional and place.optional not in include:
             continue
         expected = closed_form(place)

@@ -13,7 +13,7 @@ from ..flow.tree import Cost, Use
 from ..model import ModelSpec
 from ..ops import KVCache, Op
 from ..sources.huggingface.family import Deviation
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .witness import family_behind
 
 
@@ -50,11 +50,11 @@ def total(
     quantity: str,
     cost: Cost,
     spec: ModelSpec,
-    sight: Sight | None = None,
+    run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """The cost of the whole model in the classes of a text model type, deviations included."""
-    counted = spec.tree().total(followed(kind, quantity, cost, spec), sight, include=include)
+    counted = spec.tree().total(followed(kind, quantity, cost, spec), run_config, include=include)
     return counted + sum(deviation.more(spec) for deviation in _of(kind, quantity, spec))
 
 

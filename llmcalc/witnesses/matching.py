@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..flow.tree import Cost, Node, Place
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from .checks import Check, Coverage, agreed, module_paths
 from .modules import Found, Standing
 
@@ -17,13 +17,13 @@ def compared(
     found: Found,
     measured: Mapping[str, int],
     witness: str,
-    sight: Sight | None = None,
+    run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
     """Yields a check for every node that was found, and one check for all nodes of the same modules.
 
     closed_form: the count of one repeat of a node. measured: path in the class → measured number.
     """
-    for places in _matched(tree, found, sight):
+    for places in _matched(tree, found, run_config):
         paths = module_paths(places[0])
         readings: dict[str, int | None] = {path: found[path].measured(measured) for path in paths}
         yield from agreed(_joined(places), quantity, sum(map(closed_form, places)), readings, witness)
@@ -43,13 +43,13 @@ def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) ->
     )
 
 
-def _matched(tree: Node, found: Found, sight: Sight | None) -> Iterable[list[Place]]:
+def _matched(tree: Node, found: Found, run_config: RunConfig | None) -> Iterable[list[Place]]:
     """Groups the places that were found by the modules of the class; a share of a module is a group of its own.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
     matched: dict[tuple[Standing | str, ...], list[Place]] = {}
-    for place in tree.walk(sight):
+    for place in tree.walk(run_config):
         paths = module_paths(place)
         if not place.path or not all(path in found for path in paths):
             continue

@@ -23,7 +23,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare, nonzero
 from .difference import sizes_of
@@ -133,7 +133,7 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
-    flops = spec.tree().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))
+    flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
 
 
@@ -180,15 +180,15 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     """
 
     def kept(use: Use) -> Number:
-        op, sight = use.op, use.sight
-        if sight is None or not use.has("forward_flops"):
+        op, run_config = use.op, use.run_config
+        if run_config is None or not use.has("forward_flops"):
             return 0
         if type(op) is Linear:
-            return sight.rows(op.rows) * op.n_out
+            return run_config.rows(op.rows) * op.n_out
         # scores, in fp32 and after softmax
-        return 3 * sight.batch * op.heads * op.pairs(sight) if isinstance(op, AttentionCore) else 0
+        return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
-    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, Sight(Workload(batch=batch, seq=seq)))
+    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, RunConfig(Workload(batch=batch, seq=seq)))
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
@@ -236,7 +236,7 @@ def _checks(
             measured,
             names,
             witness,
-            None if workload is None else Sight(workload),
+            None if workload is None else RunConfig(workload),
             include,
         )
         if quantity != "parameters":

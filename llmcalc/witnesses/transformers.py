@@ -28,7 +28,7 @@ from ..sources.huggingface.registry import text_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
-from ..workload.run_config import Sight
+from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, nonzero
 from .deviations import beside, followed, total
@@ -162,7 +162,7 @@ def _checks(
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def against(
-        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
+        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, run_config: RunConfig | None = None
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except where both sides are 0."""
         cost, more = followed(kind, quantity, cost, spec), beside(kind, quantity, spec)
@@ -174,7 +174,7 @@ def _checks(
                 found,
                 measured,
                 witness,
-                sight,
+                run_config,
             )
         )
 
@@ -183,12 +183,12 @@ def _checks(
     )
     yield from against("parameters", total_of, without_shared(found, held), found)
     for seq in lengths:
-        sight = Sight(Workload(batch=batch, seq=seq))
+        run_config = RunConfig(Workload(batch=batch, seq=seq))
         passed = run(spec, model, batch, seq, quirks_of(config))
         yield Check(
             "model",
             "forward_flops",
-            total(kind, "forward_flops", forward_of, spec, sight),
+            total(kind, "forward_flops", forward_of, spec, run_config),
             passed.flops.get("", 0),
             witness,
             seq,
@@ -199,10 +199,10 @@ def _checks(
                 forward_of,
                 passed.flops,
                 run_by_themselves(found, passed.calls, tensor_names(model)),
-                sight,
+                run_config,
             )
         if passed.cache is not None:
-            bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, sight)
+            bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 

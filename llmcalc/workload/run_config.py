@@ -13,7 +13,7 @@ from .workload import Phase, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RunConfig:
     """A run as ops see it.
 
     workload: what is run.
@@ -71,10 +71,10 @@ class Sight:
         """The FLOPs that a rank of a sequence computes on average, rounded down."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
-    def with_workload(self, **changes: Any) -> Sight:
+    def with_workload(self, **changes: Any) -> RunConfig:
         """The same run with some fields of its workload changed."""
         return replace(self, workload=self.workload.with_(**changes))
 
-    def with_pairs(self, pairs: Pairs) -> Sight:
+    def with_pairs(self, pairs: Pairs) -> RunConfig:
         """The same run with another convention of pairs."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

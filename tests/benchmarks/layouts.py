@@ -12,7 +12,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.plan import plan_of
 
@@ -68,7 +68,7 @@ def main() -> None:
     one = memory(llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), runtime=runtime_of(hardware))
     for devices in (64, 256):
         start = time.process_time()
-        tried = plan_of(one, hardware, Asked(devices=devices), 512, 1).plan.tried
+        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried
         taken = time.process_time() - start
         line(f"a plan of llama3-70b on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
 

@@ -25,7 +25,7 @@ from llmcalc.flow.tree import Use
 from llmcalc.flow.value import Value
 from llmcalc.workload.execution import EAGER
 from llmcalc.workload.rows import TOKENS
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import around_a_model
 
@@ -63,7 +63,7 @@ def held(branch: Scope) -> dict[str, Any]:
         if use is None:
             found[place.path] = None
             continue
-        caches = [Use(use.op, use.roles, Sight(w)).cache_bits(16) for w in WORKLOADS]
+        caches = [Use(use.op, use.roles, RunConfig(w)).cache_bits(16) for w in WORKLOADS]
         found[place.path] = use.params(), use.active_params(), use.tensors(), use.buffers(), caches
     return found
 
@@ -94,23 +94,25 @@ def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
     """The FLOPs of a branch equal those of its nodes in the tree, in every workload in which its form runs."""
     program = around_a_model(example).program()
     for workload in WORKLOADS:
-        sight = Sight(workload)
-        assert program.node().total(flops, sight) == chosen(program.root, sight).node().total(flops, sight)
+        run_config = RunConfig(workload)
+        assert program.node().total(flops, run_config) == chosen(program.root, run_config).node().total(
+            flops, run_config
+        )
 
 
 def flops(use: Use) -> Any:
     return use.forward_flops()
 
 
-def chosen(scope: Scope, sight: Sight) -> Scope:
+def chosen(scope: Scope, run_config: RunConfig) -> Scope:
     """Returns a scope in which each choice is replaced by the form that runs."""
     made = Scope(scope.name, scope.about)
     for item in scope.items:
         if isinstance(item, Alternatives):
-            name = sight.execution.form(item.branches, sight.workload)
-            made.items += chosen(item.branches[name], sight).items
+            name = run_config.execution.form(item.branches, run_config.workload)
+            made.items += chosen(item.branches[name], run_config).items
         else:
-            made.items.append(chosen(item, sight) if isinstance(item, Scope) else item)
+            made.items.append(chosen(item, run_config) if isinstance(item, Scope) else item)
     return made
 
 

@@ -14,7 +14,7 @@ from llmcalc.components.choices import MIXERS
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
-from tests.builders import sight
+from tests.builders import run_config
 from tests.contracts.test_parts import around_a_model
 
 LONGEST = 40
@@ -31,7 +31,8 @@ def bends(spec: ModelSpec) -> set[int]:
     tree, found = spec.tree(), set()
     for cost in (forward_of, cache_bits_of("bfloat16")):
         costs = [
-            tree.total(cost, sight(seq=1, context=n, source=8, phase="decode", pairs="causal")) for n in range(LONGEST)
+            tree.total(cost, run_config(seq=1, context=n, source=8, phase="decode", pairs="causal"))
+            for n in range(LONGEST)
         ]
         found |= {n for n in range(2, LONGEST - 1) if costs[n + 1] - costs[n] != costs[n] - costs[n - 1]}
     return found

@@ -159,8 +159,8 @@ def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
     """Grouped-query attention repeats keys for the eager product; other kernels read the cached heads."""
     spec = decoder(attention=Attention(num_attention_heads=4, num_key_value_heads=2))
     (core,) = [step for step in spec.program().root.steps() if step.verb == "attention"]
-    assert core.how["kv_heads"].size == 2
-    assert core.how["cache"] == "cache"
+    assert core.options["kv_heads"].size == 2
+    assert core.options["cache"] == "cache"
     assert core.ins[1].axes[0].size == 4
 
 

@@ -131,7 +131,7 @@ def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(ex
     attending = [step for step in f.root.steps() if step.verb == "attention"]
     assert attending or isinstance(example, Projector | PatchEmbedder)
     for step in attending:
-        assert step.how["causal"] is False
+        assert step.options["causal"] is False
         assert step.op is None or not step.op.causal  # type: ignore[attr-defined]
 
 
@@ -161,7 +161,7 @@ def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) ->
     maker = {id(v): step for step in f.root.steps() for v in step.outs}
     beside_them = [maker[id(v.storage)].name for v in attends.ins[3:]]
     assert beside_them == (["r_proj"] if example.attention.relative_keys else ["relative_bias"])
-    assert attends.how["context_left"] == example.attention.context_left
+    assert attends.options["context_left"] == example.attention.context_left
 
 
 # --- inputs of a projector --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
 from llmcalc.ops.base import CACHE
 from llmcalc.witnesses.measure import held_bytes
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 
 
@@ -110,7 +110,7 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
     class Kept(Op):
         effects = CACHE
 
-        def cache_bits(self, s: Sight, kv_bits: Any) -> Any:
+        def cache_bits(self, s: RunConfig, kv_bits: Any) -> Any:
             return 96 * s.batch
 
     cache = kv(decoder(), batch=2, seq=3)

@@ -33,7 +33,7 @@ from llmcalc.ops import AttentionCore
 from llmcalc.witnesses.counter import flop_counter
 from llmcalc.witnesses.variants import checkpoints
 from llmcalc.workload.recompute import recompute_of
-from tests.builders import sight
+from tests.builders import run_config
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
@@ -210,7 +210,7 @@ def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
     mask = [
         (q, k) for q in range(context, context + seq) for k in range(context + seq) if visible(q, k, True, **limits)
     ]
-    workload = sight(seq=seq, context=context, phase="prefill", pairs="causal")
+    workload = run_config(seq=seq, context=context, phase="prefill", pairs="causal")
     assert core.pairs(workload) == len(mask)
     assert len(mask) <= core.pairs(workload.with_pairs("full")) <= seq * (context + seq)
 
@@ -219,15 +219,15 @@ def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
 def test_pairs_of_an_encoder(seq: int, window: int | None) -> None:
     core = AttentionCore(1, 1, 1, causal=False, window=window)
     mask = [(q, k) for q in range(seq) for k in range(seq) if visible(q, k, False, window, None)]
-    assert core.pairs(sight(seq=seq, pairs="causal")) == len(mask)
-    assert core.pairs(sight(seq=seq, pairs="full")) == seq * seq
+    assert core.pairs(run_config(seq=seq, pairs="causal")) == len(mask)
+    assert core.pairs(run_config(seq=seq, pairs="full")) == seq * seq
 
 
 @given(seq=sizes, context=sizes, window=sizes)
 def test_full_pairs_are_those_with_every_key_in_memory(seq: int, context: int, window: int) -> None:
     """A window of W keeps the W − 1 context tokens that the first new token can attend to."""
     kept = [k for k in range(context) if visible(context, k, True, window, None)]
-    assert AttentionCore(1, 1, 1, window=window).pairs(sight(seq=seq, context=context)) == seq * (len(kept) + seq)
+    assert AttentionCore(1, 1, 1, window=window).pairs(run_config(seq=seq, context=context)) == seq * (len(kept) + seq)
 
 
 # Recomputation, against torch.utils.checkpoint

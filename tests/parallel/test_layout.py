@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, Stage, stages
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 
 
 def test_every_rank_stands_somewhere_else() -> None:
@@ -79,23 +79,26 @@ def test_stages_that_do_not_share_out_the_layers(layout: Layout, layers: int, me
 
 
 def test_what_is_left_of_the_devices_are_replicas() -> None:
-    assert Asked(devices=64, tp=8, pp=2).layout() == Layout(tp=8, pp=2, dp=4)
-    assert Asked(fsdp=8, hsdp_replicas=2).layout() == Layout(dp=16, zero=3, hsdp_replicas=2)
-    assert Asked(pp=4, vpp=2).layout().schedule == "interleaved"
+    assert LayoutRequest(devices=64, tp=8, pp=2).layout() == Layout(tp=8, pp=2, dp=4)
+    assert LayoutRequest(fsdp=8, hsdp_replicas=2).layout() == Layout(dp=16, zero=3, hsdp_replicas=2)
+    assert LayoutRequest(pp=4, vpp=2).layout().schedule == "interleaved"
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked(devices=10, tp=4), "--devices 10: tp · cp · pp · dp is another number; expected a multiple of 4"),
-        (Asked(devices=16, tp=4, dp=2), "expected 8"),
-        (Asked(fsdp=8, zero=1), "--zero 1: --fsdp divides the weights too"),
-        (Asked(dp=8, prefetch=1), "--prefetch: layers are gathered where weights are divided"),
-        (Asked(dp=8, zero=1, reshard=False), "--no-reshard: layers are gathered where weights are divided"),
-        (Asked(fsdp=8, dp=4), "--dp 4: --fsdp and --hsdp-replicas make 8"),
+        (
+            LayoutRequest(devices=10, tp=4),
+            "--devices 10: tp · cp · pp · dp is another number; expected a multiple of 4",
+        ),
+        (LayoutRequest(devices=16, tp=4, dp=2), "expected 8"),
+        (LayoutRequest(fsdp=8, zero=1), "--zero 1: --fsdp divides the weights too"),
+        (LayoutRequest(dp=8, prefetch=1), "--prefetch: layers are gathered where weights are divided"),
+        (LayoutRequest(dp=8, zero=1, reshard=False), "--no-reshard: layers are gathered where weights are divided"),
+        (LayoutRequest(fsdp=8, dp=4), "--dp 4: --fsdp and --hsdp-replicas make 8"),
     ],
 )
-def test_options_that_contradict_each_other(asked: Asked, message: str) -> None:
+def test_options_that_contradict_each_other(asked: LayoutRequest, message: str) -> None:
     with pytest.raises(InputError) as error:
         asked.layout()
     assert message in str(error.value)

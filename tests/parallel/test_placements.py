@@ -42,14 +42,14 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective, Placements
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.workload.recompute import PRODUCTS, Recompute
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import NORM, around_a_model, decoder
 from tests.parallel.fake_ranks import Collectives, fake_rank
 
 TP, LAYERS, VOCAB, HIDDEN = 4, 2, 64, 24
 BATCH, SEQ = 2, 8
-SIGHT = Sight(Workload(batch=BATCH, seq=SEQ, phase="training"))
+SIGHT = RunConfig(Workload(batch=BATCH, seq=SEQ, phase="training"))
 STREAM = BATCH * SEQ * HIDDEN * 4
 """Bytes of all tokens' vectors as float32."""
 

@@ -26,11 +26,11 @@ from llmcalc.parallel.placements import Placements
 from llmcalc.parallel.rank_program import RankFlow, Shard, axes_of, is_divided, rank_program
 from llmcalc.parallel.weight_shards import held
 from llmcalc.sources.presets import load_preset, model_names
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import around_a_model, decoder
 
-SIGHT = Sight(Workload(batch=2, seq=24, phase="training"))
+SIGHT = RunConfig(Workload(batch=2, seq=24, phase="training"))
 
 EXAMPLES = {
     f"{part.__name__}-{i}": example

@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.divisors import divisors
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.nearest import nearest, with_nearest
 from llmcalc.parallel.rank_model import of_rank
 from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, search, shared_out
@@ -50,7 +50,7 @@ def test_refusals_say_why() -> None:
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=Asked(tp=8, vpp=1))
+    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=LayoutRequest(tp=8, vpp=1))
     assert {(layout.tp, layout.vpp) for layout, _ in found.found} == {(8, 1)}
     assert len({layout.pp for layout, _ in found.found}) > 1
 
@@ -71,11 +71,13 @@ def test_sizes_that_are_given_are_tried() -> None:
     spec = llmcalc.load("llama3-8b").model
     fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
     assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).found} == {1}
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, Asked(cp=2)).found} == {2}
-    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, Asked(tp=16), node=8).found} == {16}
-    odd = search(spec, 16, 64, 1, 8190, fsdp2, Asked(cp=2))
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).found} == {2}
+    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), node=8).found} == {
+        16
+    }
+    odd = search(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
     assert (odd.found, set(odd.refused)) == ([], {SEQUENCE})
-    deep = search(spec, 64, 64, 1, 8192, megatron, Asked(pp=64))
+    deep = search(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
     assert (deep.found, set(deep.refused)) == ([], {LAYERS})
 
 
@@ -93,7 +95,7 @@ def test_divisors(number: int, most: int | None) -> None:
 
 def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> None:
     found = search(
-        llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, Asked(schedule="1f1b")
+        llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
     )
     assert found.found
     assert all(batches >= layout.pp for layout, batches in found.found)
@@ -103,15 +105,18 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
 @pytest.mark.parametrize(
     ("asked", "holds"),
     [
-        (Asked(sequence_parallel=False), lambda layout: not layout.sequence_parallel),
-        (Asked(zero=0), lambda layout: layout.zero == 0),
-        (Asked(schedule="interleaved"), lambda layout: layout.vpp > 1),
-        (Asked(schedule="1f1b"), lambda layout: layout.vpp == 1),
-        (Asked(fsdp=4, hsdp_replicas=2), lambda layout: (layout.dp, layout.hsdp_replicas, layout.zero) == (8, 2, 3)),
-        (Asked(cp_comm="a2a"), lambda layout: layout.cp_comm == "a2a"),
+        (LayoutRequest(sequence_parallel=False), lambda layout: not layout.sequence_parallel),
+        (LayoutRequest(zero=0), lambda layout: layout.zero == 0),
+        (LayoutRequest(schedule="interleaved"), lambda layout: layout.vpp > 1),
+        (LayoutRequest(schedule="1f1b"), lambda layout: layout.vpp == 1),
+        (
+            LayoutRequest(fsdp=4, hsdp_replicas=2),
+            lambda layout: (layout.dp, layout.hsdp_replicas, layout.zero) == (8, 2, 3),
+        ),
+        (LayoutRequest(cp_comm="a2a"), lambda layout: layout.cp_comm == "a2a"),
     ],
 )
-def test_whatever_is_asked_holds(asked: Asked, holds: Callable[[Layout], bool]) -> None:
+def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
     found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, asked=asked)
     assert found.found
     assert all(holds(layout) for layout, _ in found.found)
@@ -126,28 +131,46 @@ def test_layers_of_stages_are_not_asked_for() -> None:
             1,
             4096,
             framework_named("megatron").layouts,
-            Asked(pp_layout=(40, 40)),
+            LayoutRequest(pp_layout=(40, 40)),
         )
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:
     with pytest.raises(InputError, match="--ep 2: no layout with it is tried for --framework fsdp2; expected 1"):
-        search(llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(ep=2))
+        search(
+            llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(ep=2)
+        )
 
 
 @pytest.mark.parametrize(
     ("framework", "asked", "error"),
     [
-        ("megatron", Asked(schedule="zb-h1"), "--schedule zb-h1: no replay runs it with --framework megatron"),
-        ("torch", Asked(schedule="dualpipe", pp=2), "no replay runs it with --framework torch; expected 1f1b or"),
-        ("deepspeed", Asked(schedule="interleaved"), "--schedule interleaved: is not tried for --framework deepspeed"),
-        ("megatron", Asked(vpp=2, pp=1), "--vpp 2: chunks of a rank need a pipeline; expected --pp of at least 2"),
-        ("fsdp2", Asked(schedule="interleaved", pp=1), "--schedule interleaved: chunks of a rank need a pipeline"),
-        ("megatron", Asked(schedule="interleaved", vpp=1), "expected --vpp of at least 2"),
-        ("megatron", Asked(schedule="1f1b", vpp=2), "--schedule 1f1b: has another number .*; expected --vpp 1"),
+        ("megatron", LayoutRequest(schedule="zb-h1"), "--schedule zb-h1: no replay runs it with --framework megatron"),
+        (
+            "torch",
+            LayoutRequest(schedule="dualpipe", pp=2),
+            "no replay runs it with --framework torch; expected 1f1b or",
+        ),
+        (
+            "deepspeed",
+            LayoutRequest(schedule="interleaved"),
+            "--schedule interleaved: is not tried for --framework deepspeed",
+        ),
+        (
+            "megatron",
+            LayoutRequest(vpp=2, pp=1),
+            "--vpp 2: chunks of a rank need a pipeline; expected --pp of at least 2",
+        ),
+        (
+            "fsdp2",
+            LayoutRequest(schedule="interleaved", pp=1),
+            "--schedule interleaved: chunks of a rank need a pipeline",
+        ),
+        ("megatron", LayoutRequest(schedule="interleaved", vpp=1), "expected --vpp of at least 2"),
+        ("megatron", LayoutRequest(schedule="1f1b", vpp=2), "--schedule 1f1b: has another number .*; expected --vpp 1"),
     ],
 )
-def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: Asked, error: str) -> None:
+def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: LayoutRequest, error: str) -> None:
     """Nothing would be tried, and the nearest layout would not tell why."""
     with pytest.raises(InputError, match=error):
         search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named(framework).layouts, asked)
@@ -157,19 +180,19 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
     assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).found)
-    found = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=4))
+    found = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
     assert {(layout.pp, layout.vpp) for layout, _ in found.found} == {(4, 1), (4, 2), (4, 4)}
     assert not any(layout.reshard for layout, _ in found.found if layout.zero == 3)
-    again = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=4, reshard=True))
+    again = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
     assert all(layout.reshard for layout, _ in again.found)
-    for asked in (Asked(vpp=2), Asked(schedule="interleaved")):  # what only a pipeline has asks for one
+    for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp
             for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
         )
         assert search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
     few = search(
-        spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, Asked(pp=8, tp=1, vpp=1)
+        spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
     assert not few.found
     assert few.refused[ROUNDS] == 1
@@ -177,7 +200,13 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
     found = search(
-        llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=Asked(prefetch=2)
+        llmcalc.load("llama3-70b").model,
+        64,
+        64,
+        1,
+        4096,
+        framework_named("megatron").layouts,
+        asked=LayoutRequest(prefetch=2),
     )
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
     assert not found.found
@@ -185,7 +214,7 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
 
 def test_the_nearest_layouts_divide_the_tokens() -> None:
     """Nine heads are divided by 3, and 2,048 tokens are not."""
-    spec, asked = llmcalc.load("smollm-135m").model, Asked(tp=2, sequence_parallel=True)
+    spec, asked = llmcalc.load("smollm-135m").model, LayoutRequest(tp=2, sequence_parallel=True)
     assert {layout.tp for layout in islice(nearest(spec, asked), 5)} >= {3}
     assert {layout.tp for layout in islice(nearest(spec, asked, 2048), 5)} == {1}
 
@@ -193,17 +222,17 @@ def test_the_nearest_layouts_divide_the_tokens() -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "first"),
     [
-        ("llama3-8b", Asked(devices=10, tp=4), "--tp 4 --dp 3"),  # no multiple
-        ("llama3-8b", Asked(tp=3), "--tp 4"),  # no divisor of 32 heads
-        ("llama3.1-405b", Asked(tp=8, pp=16, dp=2), "--tp 8 --pp 18 --dp 2"),  # no divisor of 126 layers
-        ("llama3-8b", Asked(pp=40), "--pp 32"),  # more stages than layers
-        ("mixtral-8x7b", Asked(ep=3, dp=3), "--dp 4 --ep 4"),  # no divisor of 8 experts
-        ("mixtral-8x7b", Asked(ep=8), "--dp 8 --ep 8"),  # no ranks for them
-        ("llama3-8b", Asked(pp=4, vpp=5), "--pp 4 --vpp 4"),  # no divisor of 8 layers a rank
-        ("llama3-8b", Asked(vpp=2), "--pp 2 --vpp 2"),  # chunks without a pipeline
+        ("llama3-8b", LayoutRequest(devices=10, tp=4), "--tp 4 --dp 3"),  # no multiple
+        ("llama3-8b", LayoutRequest(tp=3), "--tp 4"),  # no divisor of 32 heads
+        ("llama3.1-405b", LayoutRequest(tp=8, pp=16, dp=2), "--tp 8 --pp 18 --dp 2"),  # no divisor of 126 layers
+        ("llama3-8b", LayoutRequest(pp=40), "--pp 32"),  # more stages than layers
+        ("mixtral-8x7b", LayoutRequest(ep=3, dp=3), "--dp 4 --ep 4"),  # no divisor of 8 experts
+        ("mixtral-8x7b", LayoutRequest(ep=8), "--dp 8 --ep 8"),  # no ranks for them
+        ("llama3-8b", LayoutRequest(pp=4, vpp=5), "--pp 4 --vpp 4"),  # no divisor of 8 layers a rank
+        ("llama3-8b", LayoutRequest(vpp=2), "--pp 2 --vpp 2"),  # chunks without a pipeline
     ],
 )
-def test_an_impossible_layout_is_told_the_nearest(name: str, asked: Asked, first: str) -> None:
+def test_an_impossible_layout_is_told_the_nearest(name: str, asked: LayoutRequest, first: str) -> None:
     spec = llmcalc.load(name).model
     with pytest.raises(InputError) as error, with_nearest(spec, asked):
         of_rank(spec, asked.layout(), 0).program()
@@ -217,5 +246,5 @@ def test_an_impossible_layout_is_told_the_nearest(name: str, asked: Asked, first
 
 def test_other_errors_are_left_as_they_are() -> None:
     spec = llmcalc.load("t5-small").model
-    with pytest.raises(InputError, match=r"not modelled; expected --pp 1$"), with_nearest(spec, Asked(pp=2)):
+    with pytest.raises(InputError, match=r"not modelled; expected --pp 1$"), with_nearest(spec, LayoutRequest(pp=2)):
         of_rank(spec, Layout(pp=2), 1).program()

@@ -80,7 +80,7 @@ def test_sequences_are_divided_evenly() -> None:
     spec = model("llama3-8b")
     run = sight_of(spec, seq=4096, phase="training")
     share = Share(of_rank(spec, Layout(cp=4), 2), "")
-    assert 4 * flops(share.model, share.sight(run)).total == flops(spec, run).total
+    assert 4 * flops(share.model, share.run_config(run)).total == flops(spec, run).total
 
 
 @pytest.mark.parametrize(

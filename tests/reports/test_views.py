@@ -34,7 +34,7 @@ from llmcalc.studies import compare
 from llmcalc.studies.rules import conventions
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import sight
+from tests.builders import run_config
 from tests.families import shapes_of
 
 WIDTH = 80
@@ -89,7 +89,7 @@ def test_every_architecture_can_be_explained(file: str) -> None:
         assert isinstance(report.data, dict)
         found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
         assert found["params"] == params.params(spec).total
-        workload = sight(batch=1, seq=SEQ.seq, source=SEQ.seq)
+        workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
         assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
         assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
         shown = " ".join(out.getvalue().split())

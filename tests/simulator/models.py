@@ -18,7 +18,7 @@ from llmcalc.simulator.tensor import DTYPES, INT64, Tensor, empty
 from llmcalc.witnesses import variants
 from llmcalc.workload.recompute import NONE, Recompute
 from llmcalc.workload.rows import SOURCE, TOKENS
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.simulator.witness import Held, measured
 
@@ -69,7 +69,7 @@ def without_values(
     graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
     run = Eager(
         graph,
-        Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),
+        RunConfig(Workload(batch=batch, seq=seq, source=seq, phase="training")),
         DTYPES["float32" if autocast else dtype],
         True,
         recompute,

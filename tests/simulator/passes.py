@@ -19,7 +19,7 @@ from llmcalc.witnesses.shapes import Remembered
 from llmcalc.workload.execution import Execution, LatentForm
 from llmcalc.workload.recompute import NONE
 from llmcalc.workload.rows import SOURCE, TOKENS
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Phase, Workload
 from tests.simulator.models import Logged
 from tests.simulator.witness import Alive
@@ -70,8 +70,8 @@ def without_values(
     lines: list[str] = []
     past, found, execution = 0, list[Pass](), Execution(mla=mla)
     prompt = sum(passes[:-1])
-    sight = Sight(Workload(BATCH, prompt, source=SEQ, phase="prefill"), execution=execution)
-    run = Eager(graph, sight, DTYPES["bfloat16"], choices=choices)
+    run_config = RunConfig(Workload(BATCH, prompt, source=SEQ, phase="prefill"), execution=execution)
+    run = Eager(graph, run_config, DTYPES["bfloat16"], choices=choices)
     run.prepare(program)
     meter.kind, run.store = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
@@ -81,7 +81,7 @@ def without_values(
     for tokens in passes:
         phase: Phase = "forward" if spec.kind == "encoder" else "decode" if past and tokens == 1 else "prefill"
         work = Workload(BATCH, tokens, context=past, source=SEQ, phase=phase)
-        run.sight = Sight(work, execution=execution)
+        run.run_config = RunConfig(work, execution=execution)
         run.given[TOKENS] = given[tokens]
         if spec.kind == "encoder":
             run.given[SOURCE] = given[tokens]

@@ -15,10 +15,10 @@ from llmcalc.frameworks.megatron import rank_memory as answer
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import CachingAllocator, Openings, Score, allocation
+from llmcalc.simulator.caching_allocator import CachingAllocator, PrefixCache, Score, allocation
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.simulator.meter import Place
-from llmcalc.simulator.repeat_layers import Irregular
+from llmcalc.simulator.repeat_layers import NotRepeating
 from llmcalc.simulator.repeat_microbatches import Rehearsal
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -91,7 +91,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
     steps = Score(count).steps(events)
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
     common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
-    openings = Openings(expandable)
+    prefix_cache = PrefixCache(expandable)
     calls = 0
 
     def counted(*given: Any) -> None:
@@ -108,7 +108,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(CachingAllocator, "play", counted)
-            found = openings.played(run, count + 1, 7)
+            found = prefix_cache.played(run, count + 1, 7)
         assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played
 
@@ -168,7 +168,7 @@ def test_passes_that_should_be_alike_are_compared() -> None:
     outputs = [chunk.run(size) for size in (3, 5, 7, 7)]  # the first and the second one may differ from the rest
     assert {case[2] for case in chunk.passes.traces()} == {0, 1, 2}
     outputs.append(chunk.run(9))
-    with pytest.raises(Irregular):
+    with pytest.raises(NotRepeating):
         chunk.passes.traces()
 
 
@@ -177,6 +177,6 @@ def test_what_a_pass_keeps_is_freed_in_a_pass() -> None:
     output = chunk.run(3, keeps=True)
     assert chunk.passes.traces()
     chunk.kept.clear()
-    with pytest.raises(Irregular):
+    with pytest.raises(NotRepeating):
         chunk.passes.traces()
     del output

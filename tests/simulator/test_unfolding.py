@@ -22,7 +22,7 @@ from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.event_log import FREED, Event, Recorded, passing, repeatable
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.repeat_layers import Irregular, Unfolding
+from llmcalc.simulator.repeat_layers import NotRepeating, Unfolding
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory import training_memory as answer
@@ -130,9 +130,9 @@ def test_repeats_that_differ_are_found() -> None:
     Unfolding(recorded, stacks, [0])
     tensors = [event for event in recorded.first[1] if event[1] > 0]
     event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
-    with pytest.raises(Irregular):
+    with pytest.raises(NotRepeating):
         Unfolding(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
-    with pytest.raises(Irregular):  # one layer of two is computed again, and a pattern of one layer does not say so
+    with pytest.raises(NotRepeating):  # one layer of two is computed again, and a pattern of one layer does not say so
         Unfolding(record(spec, WAYS["every other"], {0: RECORDED}), stacks, [0])
 
 
@@ -142,7 +142,7 @@ WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
 
 def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), WitnessAllocator()
-    with pytest.raises(Irregular):
+    with pytest.raises(NotRepeating):
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 

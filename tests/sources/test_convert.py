@@ -30,7 +30,7 @@ from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
-from tests.builders import SOME_PRESETS, sight
+from tests.builders import SOME_PRESETS, run_config
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -97,7 +97,7 @@ def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
         lambda use: use.forward_flops(),
         lambda use: use.cache_bits(16),
     ]
-    workload = sight(batch=2, seq=40)
+    workload = run_config(batch=2, seq=40)
     every = frozenset({"mtp", "towers"})
     trees = [(spec.tree(), spec) for spec in (ours, theirs)]
     totals = [[tree.total(cost, workload, include=every) for cost in costs] for tree, _ in trees]

@@ -35,7 +35,7 @@ from llmcalc.symbolic.activations import Activations
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Formula, Formulas, Recomputed, Setting, TrainingSetting
 from llmcalc.symbolic.saved_bytes import Noted
-from tests.builders import recorded, sight
+from tests.builders import recorded, run_config
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
 BARE = Norm(type="layernorm", weight=False)
@@ -62,7 +62,7 @@ def size(spec: ModelSpec, name: str) -> int:
 
 
 def flops_a_token(spec: ModelSpec, name: str, seq: int = T) -> Fraction:
-    return Fraction(part(spec, name).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq)), seq)
+    return Fraction(part(spec, name).each(lambda use: use.forward_flops(), run_config(batch=1, seq=seq)), seq)
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_attention_is_8h2_and_4th_flops_a_token() -> None:
 
 def test_causal_masks_halve_scores_and_mixing() -> None:
     """Nearly half: 2·(T + 1)·h per token, which is half plus 2h (+0.05 % at 2,048 tokens)."""
-    causal = part(decoder(), "core").each(lambda use: use.forward_flops(), sight(batch=1, seq=T, pairs="causal"))
+    causal = part(decoder(), "core").each(lambda use: use.forward_flops(), run_config(batch=1, seq=T, pairs="causal"))
     assert Fraction(causal, T) == 2 * (T + 1) * H
     assert Fraction(causal, T) / flops_a_token(decoder(), "core") - Fraction(1, 2) == Fraction(1, 2 * T)
 

@@ -12,7 +12,7 @@ from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.studies import fit_devices
 from llmcalc.studies.plan import TOO_MUCH, Candidate, Walks, bubble, ranked
 
@@ -211,7 +211,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     monkeypatch.setattr(fit_devices, "replayed", replays)
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
-    ask = fit_devices.Ask(Walks(one, record), SimpleNamespace(capacity_bytes=capacity), Asked(devices=1), None)  # type: ignore[arg-type]
+    ask = fit_devices.Ask(Walks(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None)  # type: ignore[arg-type]
     found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right

@@ -48,7 +48,7 @@ from llmcalc.studies.shape import (
     study,
 )
 from llmcalc.studies.sweep import sweep
-from tests.builders import sight
+from tests.builders import run_config
 from tests.contracts.test_parts import decoder
 
 STANDARD = llmcalc.load("llama3-8b").model
@@ -84,7 +84,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
     of = members(name)
     h, layers = grid(of)
     arrays = of.at(h, layers)
-    workload = sight(batch=1, seq=300, phase="training")
+    workload = run_config(batch=1, seq=300, phase="training")
     totals, steps = params(arrays).total, flops(arrays, workload).total
     held = kv(arrays).tree
     assert held is not None
@@ -109,7 +109,7 @@ def test_a_family_holds_its_own_model(name: str) -> None:
     own = preset.model
     again = members(name).at(own.hidden_size, own.main.num_hidden_layers)
     assert params(again).total == params(own).total
-    workload = sight(batch=2, seq=77, phase="training")
+    workload = run_config(batch=2, seq=77, phase="training")
     assert flops(again, workload).total == flops(own, workload).total
     assert kv(again).bytes_per_token == kv(own).bytes_per_token
 
@@ -202,7 +202,7 @@ def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs per token. Without: 20 tokens per parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
     for shape in study(family(STANDARD, vocab_size=32000), budget).shapes:
-        exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="training")).total // 512
+        exact = 10**11 * flops(shape.spec, run_config(batch=1, seq=512, phase="training")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
     optimal = study(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
@@ -461,7 +461,9 @@ def test_the_command_line_acts() -> None:
         family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
-        first["flops_per_token"] == one.forward_flops_per_token == flops(one.spec, sight(batch=1, seq=100)).total / 100
+        first["flops_per_token"]
+        == one.forward_flops_per_token
+        == flops(one.spec, run_config(batch=1, seq=100)).total / 100
     )
     target = document("llama3-8b", "--set", "tie_word_embeddings=true", "--params", "7.5B")
     assert target["proportions"]["tie_word_embeddings"] is True

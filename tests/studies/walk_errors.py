@@ -17,7 +17,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.registry import framework as framework_named
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.search import search
 
 MODELS = ("qwen3-0.6b", "llama3-8b", "gpt2-xl", "mixtral-8x7b", "olmoe-1b-7b", "deepseek-v2-lite", "llama3.1-405b")
@@ -48,7 +48,7 @@ def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVIC
     spec = load(model).model
     one = memory(spec, Settings("training", seq=seq))
     layouts = search(
-        spec, devices, 4 * devices, 1, seq, framework_named(framework).layouts, Asked(devices=devices)
+        spec, devices, 4 * devices, 1, seq, framework_named(framework).layouts, LayoutRequest(devices=devices)
     ).found
     walk = framework_named(framework).estimate(one)
     for layout, batches in random.Random(1).sample(layouts, min(most, len(layouts))):

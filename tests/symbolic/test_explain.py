@@ -36,7 +36,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.explain import Explanation, explain
 from llmcalc.symbolic.formulas import Formulas, Setting
 from llmcalc.symbolic.symbolic import symbolic
-from tests.builders import SOME_PRESETS, sight
+from tests.builders import SOME_PRESETS, run_config
 
 RMS = Norm(type="rmsnorm")
 MHA = Attention(num_attention_heads=8)
@@ -147,8 +147,8 @@ def test_latent_attention() -> None:
 def test_both_forms_of_latent_attention() -> None:
     """A forward pass uses the expanded form; the absorbed form gives a decoded token's FLOPs with the same keys."""
     spec, setting = load_preset("deepseek-v3").model, Setting(seq=100)
-    forms = [("flops", flops(spec, sight(seq=100)).total / 100)]
-    forms.append(("flops_absorbed", flops(spec, sight(seq=1, context=99, phase="decode")).total))
+    forms = [("flops", flops(spec, run_config(seq=100)).total / 100)]
+    forms.append(("flops_absorbed", flops(spec, run_config(seq=1, context=99, phase="decode")).total))
     whole = explain(spec, None, "flops", setting)
     assert [(f.quantity, f.value) for f in whole.sections[-1].formulas] == forms
     assert {len(section.formulas) for section in whole.sections} == {2}  # rows of both tables add up
@@ -269,7 +269,7 @@ def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     assert rows["params"]["value"] == count.total
     assert ("active" in rows) == (count.active != count.total)
     assert rows.get("active", rows["params"])["value"] == count.active
-    workload = sight(batch=1, seq=SEQ, source=SEQ)
+    workload = run_config(batch=1, seq=SEQ, source=SEQ)
     total = preset.model.tree().total(lambda use: use.forward_flops(), workload)
     assert Fraction(rows["flops"]["value"]).limit_denominator(SEQ) == Fraction(total, SEQ)
     if preset.model.kind != "encoder":

@@ -41,7 +41,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "fsdp2": {"dp": 4, "zero": 3},
     "deepspeed": {"dp": 4, "zero": 2},
 }
-"""Framework → fields of `Asked`."""
+"""Framework → fields of `LayoutRequest`."""
 
 STEP = {"seq": 256, "batch": 1, "num_microbatches": 4, "attn_implementation": "flash"}
 

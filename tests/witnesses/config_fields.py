@@ -33,7 +33,7 @@ from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_of
 from llmcalc.witnesses.transformers import build, quirks_of, run
 from llmcalc.witnesses.witness import fields_of, witness_of
-from tests.builders import sight
+from tests.builders import run_config
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -207,7 +207,7 @@ def counts(config: dict[str, Any]) -> tuple[Any, ...] | None:
         tree = ModelSpec.model_validate(read_config(deepcopy(config))[0]).tree()
     except (InputError, ValidationError):
         return None
-    workload = sight(seq=SEQ, pairs="causal")
+    workload = run_config(seq=SEQ, pairs="causal")
     return (
         tree.total(total_of, include=WITHOUT_FLOPS),
         tree.total(forward_of, workload),

@@ -25,7 +25,7 @@ from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_transformers
-from tests.builders import json_lines, sight
+from tests.builders import json_lines, run_config
 from tests.witnesses.verdicts import FOLLOWED, QUANTITIES, found
 
 REFERENCE = "reference"
@@ -54,7 +54,7 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     """Returns the count of a measured quantity for the whole model and one sequence; parameters include everything that
     was built.
     """
-    spec, run = (without_towers(preset) if record["text"] else preset).model, sight(seq=record["seq"])
+    spec, run = (without_towers(preset) if record["text"] else preset).model, run_config(seq=record["seq"])
     whole = record["witness"] == REFERENCE  # it builds and runs prediction modules too
     if quantity == "parameters":
         return int(spec.tree().total(total_of, include=EVERY_PART if whole else WITHOUT_FLOPS))

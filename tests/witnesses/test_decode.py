@@ -29,7 +29,7 @@ from llmcalc.witnesses.transformers import build, quirks_of
 from llmcalc.witnesses.witness import family_behind
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
-from tests.builders import sight, spec_of
+from tests.builders import run_config, spec_of
 
 BATCH, CONTEXT = 2, 40
 
@@ -179,7 +179,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
         return forward_of(replace(use, op=op))
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
-    run = sight(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
+    run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
     return prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
 
 

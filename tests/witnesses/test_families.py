@@ -23,7 +23,7 @@ from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import CASES, family_shapes, sight
+from tests.builders import CASES, family_shapes, run_config
 from tests.families import shapes_of
 from tests.witnesses.verdicts import coverage, hold
 
@@ -67,7 +67,7 @@ IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_con
 
 def _with_products(spec: ModelSpec) -> list[Place]:
     """Every layer with FLOPs, and its parts with FLOPs that are modules of a class."""
-    places = list(spec.tree().walk(sight(seq=LEAST_SEQ)))
+    places = list(spec.tree().walk(run_config(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
     parts = {
         f"{layer.path}.{part.segment}"
@@ -176,8 +176,9 @@ def test_real_configs_are_exact(case: Path) -> None:
     kind = text_of(_read(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert total(kind, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
+        assert total(kind, "forward_flops", forward_of, spec, run_config(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
-            total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, sight(seq=int(seq))) == 8 * cache["bytes"]
+            total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))
+            == 8 * cache["bytes"]
         )

@@ -12,14 +12,14 @@ from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.target import load
-from tests.builders import SOME_PRESETS, family_shapes, sight, spec_of
+from tests.builders import SOME_PRESETS, family_shapes, run_config, spec_of
 
 BATCH, SEQ = 2, 24
 
 
 def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
     """Returns every attention op (query-key and score-value products) of a training step, with its place."""
-    train = sight(batch=BATCH, seq=SEQ, phase="training", attention="flash")
+    train = run_config(batch=BATCH, seq=SEQ, phase="training", attention="flash")
     found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
     without = {"no_grad", "kept", "idle"}
     return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]
@@ -37,10 +37,10 @@ def agree(spec: ModelSpec) -> int:
     for place, op in cores(spec):
         use = place.use
         assert use is not None
-        assert place.sight is not None
-        if place.sight.new(op.rows) != SEQ:  # an encoder of fixed length
+        assert place.run_config is not None
+        if place.run_config.new(op.rows) != SEQ:  # an encoder of fixed length
             continue
-        keys = SEQ if op.keys is None else place.sight.held(op.keys)
+        keys = SEQ if op.keys is None else place.run_config.held(op.keys)
         q, k, v = shapes(op, keys)
         grad = [BATCH, op.heads, SEQ, op.v_dim]
         assert use.backward_flops() == sdpa_backward_flop_count(grad, q, k, v), place.path

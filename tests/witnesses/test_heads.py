@@ -24,7 +24,7 @@ from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import sight
+from tests.builders import run_config
 from tests.families import shapes_of
 
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
@@ -104,7 +104,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
     model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).tree()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
-    assert tree.total(forward_of, sight(batch=6, seq=12)) == forward[""]
+    assert tree.total(forward_of, run_config(batch=6, seq=12)) == forward[""]
 
 
 def test_a_head_of_an_unknown_name_is_said() -> None:

@@ -21,7 +21,7 @@ from llmcalc.witnesses.reference import build as reference
 from llmcalc.witnesses.transformers import build
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.workload import Phase
-from tests.builders import sight, spec_of
+from tests.builders import run_config, spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.families import shapes_of
 
@@ -43,9 +43,9 @@ def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> 
         more = {"past_key_values": kept, "use_cache": True, "logits_to_keep": 1}
         measured, _ = count_flops(model, partial(model, input_ids=ids[:, past:], **more))
         for form in ("auto", "expanded"):
-            run = sight(batch=2, seq=new, context=past, phase="prefill", mla=form)
+            run = run_config(batch=2, seq=new, context=past, phase="prefill", mla=form)
             assert spec.tree().total(forward_of, run) == measured[""], (past, new)
-        absorbed = sight(batch=2, seq=new, context=past, phase="prefill", mla="absorbed")
+        absorbed = run_config(batch=2, seq=new, context=past, phase="prefill", mla="absorbed")
         assert spec.tree().total(forward_of, absorbed) != measured[""]
 
 
@@ -57,7 +57,7 @@ def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase)
     module(before, store=store)
     last = phase == "prefill"
     measured, _ = count_flops(module, lambda: [module(ids, store=store, past=past, last_only=last, mla=form)])
-    run = sight(batch=2, seq=new, context=past, phase=phase, mla=form)
+    run = run_config(batch=2, seq=new, context=past, phase=phase, mla=form)
     names = module_names(module)
     return compare(spec.tree(), "flops", lambda p: p.each(forward_of), measured, names, "reference", run)
 
@@ -80,7 +80,7 @@ def test_both_forms_train_as_the_reference_does(spec: ModelSpec, form: LatentFor
     module: Any = reference(spec, "meta")
     ids = torch.empty(2, 9, dtype=torch.long, device="meta")
     forward, train = count_flops(module, lambda: [module(ids, mla=form)], train=True)
-    run = sight(batch=2, seq=9, mla=form)
+    run = run_config(batch=2, seq=9, mla=form)
     assert spec.tree().total(forward_of, run) == forward[""]
     assert spec.tree().total(backward_of, run) == train[""] - forward[""]
 

@@ -18,8 +18,8 @@ from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
 from llmcalc.workload.rows import Fixed, Source
-from llmcalc.workload.run_config import Sight
-from tests.builders import sight
+from llmcalc.workload.run_config import RunConfig
+from tests.builders import run_config
 
 SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
@@ -51,11 +51,11 @@ CROSSED = (Source, Fixed)
 """Rows of keys that belong to another sequence."""
 
 
-def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
+def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     """Every attention op with attention weights; an indexer's scores only select keys."""
-    places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
+    places = spec.tree().walk(run_config(seq=SEQ, pairs="causal"))
     attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
-    return [(p.node.op, p.times, p.sight) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
+    return [(p.node.op, p.times, p.run_config) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
 
 
 def _narrowed(spec: ModelSpec) -> bool:

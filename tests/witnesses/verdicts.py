@@ -24,7 +24,7 @@ from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Check, Verdict
 from llmcalc.witnesses.transformers import verify_config
-from tests.builders import json_lines, sight, spec_of
+from tests.builders import json_lines, run_config, spec_of
 from tests.families import shapes_of
 
 RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
@@ -70,7 +70,7 @@ def _architecture(spec: ModelSpec, check: Check) -> Any:
     """Returns the count of the architecture itself, without its class's deviations."""
     if check.quantity == "parameters":
         return spec.tree().total(total_of, include=WITHOUT_FLOPS)
-    run = sight(seq=check.seq)
+    run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_of, run)
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))

@@ -152,7 +152,7 @@ def training(request: dict[str, Any]) -> dict[str, Any]:
 
 def cluster(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training` on many devices, and the timetable of its pipeline, if it has
-    one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.Asked`.
+    one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.LayoutRequest`.
     """
     preset = _loaded(json.dumps(request["model"]))
     with about(preset):

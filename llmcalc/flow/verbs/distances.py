@@ -38,8 +38,8 @@ class DistanceVerbs(Recorder):
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
         begin at the lowest. kept: whether a pass keeps the distances. binned: whether far distances share bins.
         """
-        how = {"clamped": clamped, "shifted": shifted, "kept": kept, "binned": binned}
-        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **how)
+        options = {"clamped": clamped, "shifted": shifted, "kept": kept, "binned": binned}
+        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
         """The score of each query and key by their distance, of scores of every query by every distance.

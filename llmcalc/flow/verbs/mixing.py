@@ -52,10 +52,10 @@ class MixingVerbs(Recorder):
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v, *(each for each in (bias, selection) if each is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
-        how = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
-        how["masked"], how["narrowed"] = masked and cross is None, selection is not None
-        how |= {"kv_heads": kv_heads, "cache": k.cache}
-        return self.step("attention", name, ins, out, op=op, about=about, **how)
+        options = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
+        options["masked"], options["narrowed"] = masked and cross is None, selection is not None
+        options |= {"kv_heads": kv_heads, "cache": k.cache}
+        return self.step("attention", name, ins, out, op=op, about=about, **options)
 
     def scores(
         self,
@@ -133,8 +133,8 @@ class MixingVerbs(Recorder):
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
         ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
-        how = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
-        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **how)
+        options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
         """The sum of values with their weights, of which `weights` may have more for other values."""

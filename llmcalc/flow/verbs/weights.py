@@ -95,8 +95,8 @@ class WeightVerbs(Recorder):
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
-        how = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **how)
+        options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
+        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """A separate linear layer per group: each maps its equal part of x. Every row passes through all groups."""
@@ -155,8 +155,8 @@ class WeightVerbs(Recorder):
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
         """A norm without a node: it has no weights, or those of another norm. like: the output of that norm."""
-        how = {"spec": spec, "over": x.axes if over is None else over, "like": like}
-        return self.step("norm", "", (x,), Value(x.rows, x.axes), **how)
+        options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
     def conv(
         self,
@@ -179,10 +179,10 @@ class WeightVerbs(Recorder):
         """
         seen = x.rows if rows is None else rows
         op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
-        how = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
+        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
         weight = Weight(name, out, x.axes)
         made = Value(seen, out) if is_zero(overlap) else Value(_with_more(seen, overlap), out)
-        return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **how)
+        return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **options)
 
     def vector(
         self,

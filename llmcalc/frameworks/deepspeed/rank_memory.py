@@ -12,7 +12,7 @@ from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
-from ...simulator.caching_allocator import Openings
+from ...simulator.caching_allocator import PrefixCache
 from ...simulator.layer_loops import loops
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
@@ -87,7 +87,7 @@ def replay_zero(
 ) -> Replayed:
     """Replays set-up and two steps of one rank on the allocator. In the second step all is as in later ones."""
     run = zero_run(spec, how, settings, ranks, rank, runtime.workspace, meter := EventMeter())
-    return replayed_on_allocator(run, meter, Openings(runtime.expandable))
+    return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:

@@ -29,7 +29,7 @@ from ...simulator.layer_pattern import RECORDED
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
-from ...simulator.repeat_layers import Irregular, Unfolding
+from ...simulator.repeat_layers import NotRepeating, Unfolding
 from ...simulator.replay_result import PHASES, Replayed
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
@@ -375,7 +375,7 @@ def stage_memory(
 
     try:
         whole = unfolding(folds=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
-    except Irregular:
+    except NotRepeating:
         whole = unfolding(folds=False)
     found, taken = whole.counted({}), whole.blocks(CachingAllocator(runtime.expandable), {})
     found.slop, found.slop_after = taken.slop, taken.slop_after

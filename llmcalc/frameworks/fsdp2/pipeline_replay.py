@@ -2,7 +2,7 @@
 
 A schedule gathers every stage's parameters once and adds up whole gradients, so from the third micro-batch on all
 passes with the same neighbours do the same. The first ones also make what stays to the end of the schedule: whole
-parameters and the sums of their gradients, which are handed on. What differs otherwise raises `Irregular`.
+parameters and the sums of their gradients, which are handed on. What differs otherwise raises `NotRepeating`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...device_memory.device_memory import uncollected
 from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...simulator.caching_allocator import Openings
+from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Block
-from ...simulator.repeat_layers import Irregular
+from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import Case, EventMeter, Home, Passes, Piece, Played, Reading, Trace, shown
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
@@ -108,7 +108,7 @@ class Rehearsal(Scheduled):
         self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
 
     def traces(self) -> dict[Case, Trace]:
-        """What each case does. Raises `Irregular` if what does not differ in its neighbours differs."""
+        """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
         return Reading(self.meter.events, self.pieces).found
 
 
@@ -224,25 +224,25 @@ def played_stage(
 
     run.set_up = set_up_and_list  # type: ignore[method-assign]
     try:
-        return replayed_on_allocator(run, meter, found.openings)
-    except Irregular:
+        return replayed_on_allocator(run, meter, found.prefix_cache)
+    except NotRepeating:
         return None
 
 
 def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable: bool) -> Known:
     """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
     traces: dict[Case, Trace] = {}
-    openings = Openings(expandable)
+    prefix_cache = PrefixCache(expandable)
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
             run = made(meter=(recorder := Recorder()))
             below = [chunk.lowering.below for chunk in run.chunks]
             for case, trace in _rehearsed(run, recorder, alone, group).items():
                 if traces.setdefault(case, trace) != trace:
-                    raise Irregular
-    except Irregular:
-        return Known(None, below, (), openings)
-    return Known(traces, below, (), openings)
+                    raise NotRepeating
+    except NotRepeating:
+        return Known(None, below, (), prefix_cache)
+    return Known(traces, below, (), prefix_cache)
 
 
 def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[Case, Trace]:

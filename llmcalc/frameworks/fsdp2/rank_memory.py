@@ -26,7 +26,7 @@ from ...simulator.event_log import Recorded, Recorder
 from ...simulator.layer_loops import Loop, loops
 from ...simulator.layer_pattern import RECORDED
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
-from ...simulator.repeat_layers import Irregular
+from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
@@ -99,7 +99,7 @@ def fsdp_memory(
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
         if layers and fsdp.prefetch > 1:
-            raise Irregular(f"the first and last {fsdp.prefetch} layers gather others than those between")
+            raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
     return device_memory(spec, run, runtime, (), tensors, how.recompute.every)

@@ -9,11 +9,11 @@ from typing import TypeAlias
 from ...device_memory.cuda_runtime import CONTEXT, Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
 from ...model import ModelSpec
-from ...simulator.caching_allocator import Openings
+from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.layer_loops import loops
 from ...simulator.meter import Place
-from ...simulator.repeat_layers import Irregular
+from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import Case, EventMeter, Played, Trace
 from ...simulator.replay_result import PHASES, Replayed
 from .kernel_choices import expandable
@@ -50,7 +50,7 @@ class Known:
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
     parameters: Sequence[list[Parameter]]
-    openings: Openings
+    prefix_cache: PrefixCache
     replayed: dict[tuple[object, ...], Replayed] = field(default_factory=dict, compare=False)
 
 
@@ -77,7 +77,7 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
     found = shared.get(key)
     if found is None or found.traces is None:
         run.set_up()
-        return two_steps(run, meter, Openings(expandable(settings)))
+        return two_steps(run, meter, PrefixCache(expandable(settings)))
     for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
         chunk.parameters = parameters
     further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
@@ -86,12 +86,12 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
         run.set_up()
         rest = rest_of(run, meter)
         if rest not in found.replayed:
-            found.replayed[rest] = two_steps(run, meter, found.openings)
+            found.replayed[rest] = two_steps(run, meter, found.prefix_cache)
         return found.replayed[rest]
-    except Irregular:
+    except NotRepeating:
         run = RankRun(spec, settings, rank, meter := EventMeter())
         run.set_up()
-        return two_steps(run, meter, Openings(expandable(settings)))
+        return two_steps(run, meter, PrefixCache(expandable(settings)))
 
 
 def alike(run: RankRun) -> tuple[object, ...]:
@@ -108,12 +108,12 @@ def alike(run: RankRun) -> tuple[object, ...]:
 def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -> Known:
     """Rehearses a rank. alone: as of `rehearsed`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
-    below, openings = [chunk.lowering.below for chunk in run.chunks], Openings(expandable(settings))
+    below, prefix_cache = [chunk.lowering.below for chunk in run.chunks], PrefixCache(expandable(settings))
     try:
         traces = rehearsed(run, meter, alone)
-    except Irregular:
-        return Known(None, below, (), openings)
-    return Known(traces, below, [chunk.parameters for chunk in run.chunks], openings)
+    except NotRepeating:
+        return Known(None, below, (), prefix_cache)
+    return Known(traces, below, [chunk.parameters for chunk in run.chunks], prefix_cache)
 
 
 def rest_of(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
@@ -124,7 +124,7 @@ def rest_of(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
     return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def two_steps(run: RankRun, meter: EventMeter, openings: Openings) -> Replayed:
+def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> Replayed:
     """What two steps of a rank that has been set up find."""
     run.step()
     meter.place = Place()
@@ -132,7 +132,7 @@ def two_steps(run: RankRun, meter: EventMeter, openings: Openings) -> Replayed:
     run.step()
     meter.place = Place("after")
     meter.cut()
-    device = openings.played(meter.pieces, meter.count, meter.opening)
+    device = prefix_cache.played(meter.pieces, meter.count, meter.opening)
     found = Replayed(after=device.allocated, reserved=device.peak_reserved)
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     found.slop = device.peak_allocated - found.peak[1].bytes

@@ -18,7 +18,7 @@ def rehearsed(run: RankRun, recorder: Recorder, alone: bool) -> Mapping[Case, Tr
 
     run: of the rank, on that recorder. alone: whether in its last chunk each micro-batch's backward pass comes before
     the next one's forward pass, as on the last rank of a pipeline. In other chunks several are in flight.
-    Raises `Irregular` if passes that should be alike are not.
+    Raises `NotRepeating` if passes that should be alike are not.
     """
     run.set_up()
     run.passes = passes = Rehearsal(recorder, len(run.chunks))

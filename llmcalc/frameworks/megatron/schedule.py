@@ -37,7 +37,7 @@ from ...simulator.tensor import (
     empty,
     on_stream,
 )
-from ...workload.run_config import Sight
+from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
 from .evidence import check_parts
 from .kernel_choices import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
@@ -140,7 +140,7 @@ class RankRun:
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
         seq = tokens if decoder is None else decoder // settings.cp
-        self.sight = Sight(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
+        self.run_config = RunConfig(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
         self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
         for number, chunk in enumerate(self.chunks):
             chunk.number = number
@@ -167,7 +167,7 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.at.pp]
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
-        lowering = RankLowering(self.graph, self.sight, self.how, self.held)
+        lowering = RankLowering(self.graph, self.run_config, self.how, self.held)
         lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
         lowering.below = 0 if stage is None else stage.layers.start
         return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
@@ -327,14 +327,14 @@ class RankRun:
     def batch(self, chunk: Chunk) -> list[Tensor]:
         """What a stage gets of the batch (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new, s = self.graph.new, self.settings
-        rows = self.sight.batch * self.sight.workload.seq
+        rows = self.run_config.batch * self.run_config.workload.seq
         made: list[Tensor] = []
         if chunk.last:
             made += [new((rows,), INT64), new((rows,), FLOAT32)]
         if chunk.first or (chunk.last and s.later_tokens):
             made += [new((rows,), INT64), new((rows,), INT64)]
         if made and not s.no_create_attention_mask_in_dataloader:
-            made.append(new((self.sight.batch * self.sight.workload.seq, s.tokens), BOOL))
+            made.append(new((self.run_config.batch * self.run_config.workload.seq, s.tokens), BOOL))
         return made
 
     def forward(self, chunk: Chunk, entered: Tensor | None) -> Output:
@@ -412,7 +412,7 @@ class RankRun:
         return x
 
     def _hidden(self) -> Tensor:
-        rows = self.sight.batch * self.sight.workload.seq
+        rows = self.run_config.batch * self.run_config.workload.seq
         return self.graph.new((self.chunks[0].lowering.local(rows), self.spec.hidden_size), BFLOAT16)
 
     # --- schedules ---------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
         "position_embedding_type": "rope" if ropes else "none",
-        "disable_bias_linear": not any(step.how["bias"] for step in linear),
+        "disable_bias_linear": not any(step.options["bias"] for step in linear),
         "swiglu": any(step.verb == "mul" for step in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
@@ -228,8 +228,8 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
     experts = [step for step in steps if step.verb == "experts"]
     if experts:
         given |= {
-            "num_experts": experts[0].how["experts"].size,
-            "moe_router_topk": experts[0].how["top_k"],
+            "num_experts": experts[0].options["experts"].size,
+            "moe_router_topk": experts[0].options["top_k"],
             "moe_ffn_hidden_size": extent(experts[0].outs[0].axes),
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
@@ -263,4 +263,4 @@ def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
 
 def _turned(step: Any) -> int:
     """The dimensions of a head that RoPE turns."""
-    return int(step.how["spec"].rotary_size(step.ins[0].axes[-1].size))
+    return int(step.options["spec"].rotary_size(step.ins[0].axes[-1].size))

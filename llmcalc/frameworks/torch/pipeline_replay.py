@@ -10,10 +10,10 @@ from ...device_memory.device_memory import uncollected
 from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
-from ...simulator.caching_allocator import Openings
+from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import Found
-from ...simulator.repeat_layers import Irregular
+from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import Case, EventMeter, Played, Rehearsal, Trace
 from ...simulator.replay_result import Replayed
 from ...simulator.tensor import Tensor
@@ -37,7 +37,7 @@ class Known:
     traces: Mapping[Case, Trace] | None
     below: Sequence[int]
     parameters: Sequence[Found | None]
-    openings: Openings
+    prefix_cache: PrefixCache
 
 
 Shared: TypeAlias = dict[tuple[object, ...], Known]
@@ -75,10 +75,10 @@ def played_rank(
         for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
             chunk.passes, chunk.lowering.found = passes, parameters
         try:
-            return replayed_on_allocator(run, meter, found.openings)
-        except Irregular:
+            return replayed_on_allocator(run, meter, found.prefix_cache)
+        except NotRepeating:
             run = made(meter := EventMeter())
-    return replayed_on_allocator(run, meter, Openings(expandable))
+    return replayed_on_allocator(run, meter, PrefixCache(expandable))
 
 
 def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object, ...]:
@@ -103,7 +103,7 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
         chunk.passes = passes
     below = [chunk.lowering.below for chunk in run.chunks]
     run.set_up()
-    parameters, openings = [chunk.lowering.found for chunk in run.chunks], Openings(expandable)
+    parameters, prefix_cache = [chunk.lowering.found for chunk in run.chunks], PrefixCache(expandable)
     for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:
@@ -114,9 +114,9 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
         run.update()
         run.zero_grad()
     try:
-        return Known(passes.traces(), below, parameters, openings)
-    except Irregular:
-        return Known(None, below, parameters, openings)
+        return Known(passes.traces(), below, parameters, prefix_cache)
+    except NotRepeating:
+        return Known(None, below, parameters, prefix_cache)
 
 
 def _without_a_pipeline(run: RankRun, count: int) -> None:

@@ -70,7 +70,7 @@ class RingAttention(Eager):
         """Keys are repeated for all of their queries, as in torchtitan (`repeat_kv`)."""
         if self.ring is None:
             super().do_repeat(step)
-        elif step.how["tiled"]:
+        elif step.options["tiled"]:
             AttentionKernels.do_repeat(self, step)
         else:
             x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
@@ -79,8 +79,8 @@ class RingAttention(Eager):
     def attention_AttentionCore(self, step: Step) -> None:
         if self.ring is not None:
             crossing = step.ins[1].rows != step.ins[0].rows
-            limited = step.how.get("window") is not None or step.how.get("chunk") is not None
-            if self.choices.attention != "flash" or crossing or limited or not step.how["causal"]:
+            limited = step.options.get("window") is not None or step.options.get("chunk") is not None
+            if self.choices.attention != "flash" or crossing or limited or not step.options["causal"]:
                 raise self.unsupported(
                     f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
                 )

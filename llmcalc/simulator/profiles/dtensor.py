@@ -105,10 +105,10 @@ class Divided(Eager):
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
-        self.tokens, self.places = layout.tp, Placements(layout, self.sight, include=self.include)
+        self.tokens, self.places = layout.tp, Placements(layout, self.run_config, include=self.include)
         self.places.run(program)
         self._check_rows(program)
-        seq = self.sight.new(TOKENS)
+        seq = self.run_config.new(TOKENS)
         if seq % layout.tp:
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
@@ -309,7 +309,7 @@ class Divided(Eager):
             finally:
                 self.recurrence = None
             last = recurrence.last
-            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.how["bias"]))
+            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.options["bias"]))
 
         super().at_once(scope, summed)
 

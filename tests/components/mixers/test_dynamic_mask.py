@@ -21,7 +21,7 @@ from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.with_past import WithPast
-from tests.builders import sight
+from tests.builders import run_config
 
 SHARED = FeedForward(intermediate_size=6, hidden_act="silu", gated=True)
 CONFIG: dict[str, Any] = {
@@ -35,21 +35,21 @@ CONFIG: dict[str, Any] = {
 
 def test_decoding_maps_every_value_again() -> None:
     """10 values are cached and 1 is new; with a window of 4, 3 of the cached ones are visible."""
-    after = sight(batch=2, seq=1, context=10, phase="decode")
+    after = run_config(batch=2, seq=1, context=10, phase="decode")
     assert Linear(6, 2, rows=WithPast()).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
     assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
-    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(sight(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
+    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(run_config(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
 
 
 @pytest.mark.parametrize("window", [None, 3, 9])
 @pytest.mark.parametrize("keep", [1, 4, 6, 50])
 def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | None) -> None:
     core = MaskedCore(1, 1, 1, window=window, keep=keep)
-    assert core.pairs(sight(seq=7)) == 7 * 7
+    assert core.pairs(run_config(seq=7)) == 7 * 7
     held = 12 if window is None else window - 1
-    assert core.pairs(sight(seq=1, context=12, phase="decode")) == held + 1
+    assert core.pairs(run_config(seq=1, context=12, phase="decode")) == held + 1
     seen = [min(p + 1, keep, window or p + 1) for p in range(7)]
-    assert core.pairs(sight(seq=7, pairs="causal")) == sum(seen)
+    assert core.pairs(run_config(seq=7, pairs="causal")) == sum(seen)
 
 
 def test_the_strongest_keys_are_kept() -> None:
@@ -83,7 +83,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
 def test_an_expert_is_two_vectors() -> None:
     """A token uses 5 of 36 experts of width 8: 40 parameters, 2 FLOPs each, in either table."""
     rows = ExpertRows(36, 5, 8)
-    assert (rows.params(), rows.active_params(), rows.forward_flops(sight(seq=3))) == (288, 40, 3 * 80)
+    assert (rows.params(), rows.active_params(), rows.forward_flops(run_config(seq=3))) == (288, 40, 3 * 80)
 
 
 def test_experts_beyond_the_square_are_held() -> None:

@@ -24,7 +24,7 @@ from llmcalc.ops.sparse import LocalCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.derived_rows import WithSums
-from tests.builders import sight
+from tests.builders import run_config
 
 NEAR = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3)
 SUMMING = LocalAttention(
@@ -49,19 +49,19 @@ def test_blocks_are_computed_whole() -> None:
     """11 tokens are 3 blocks of 4; each of 3 · 4 queries is multiplied with 3 · 4 keys, and with block summaries with 3
     more.
     """
-    assert LocalCore(1, 1, 1, radius=3).pairs(sight(seq=11)) == 12 * 12
-    assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(sight(seq=11)) == 12 * (12 + 3)
+    assert LocalCore(1, 1, 1, radius=3).pairs(run_config(seq=11)) == 12 * 12
+    assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(run_config(seq=11)) == 12 * (12 + 3)
 
 
 def test_one_token_over_a_block_is_one_block_more() -> None:
-    one, two = (LocalCore(1, 1, 1, radius=127).pairs(sight(seq=n)) for n in (128, 129))
+    one, two = (LocalCore(1, 1, 1, radius=127).pairs(run_config(seq=n)) for n in (128, 129))
     assert (one, two) == (128 * 384, 256 * 384)
 
 
 @pytest.mark.parametrize("radius", [1, 2, 5, 30])
 @pytest.mark.parametrize("seq", [1, 2, 3, 7, 12, 25])
 def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) -> None:
-    w = sight(seq=seq, pairs="causal")
+    w = run_config(seq=seq, pairs="causal")
     near = sum(abs(q - k) <= radius for q in range(seq) for k in range(seq))
     assert LocalCore(1, 1, 1, causal=False, radius=radius).pairs(w) == near
     assert LocalCore(1, 1, 1, causal=False, radius=radius, global_block=4).pairs(w) == near + seq * (seq // 4)
@@ -81,9 +81,9 @@ def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) 
 def test_integers_arrays_and_symbols_agree(op: Op, pairs: Pairs) -> None:
     n = sympy.Symbol("n", integer=True, positive=True)
     lengths = range(1, 30)
-    one_by_one = [op.forward_flops(sight(batch=2, seq=i, pairs=pairs)) for i in lengths]
-    formula = op.forward_flops(sight(batch=2, seq=n, pairs=pairs))
-    assert list(op.forward_flops(sight(batch=2, seq=np.array(lengths), pairs=pairs))) == one_by_one
+    one_by_one = [op.forward_flops(run_config(batch=2, seq=i, pairs=pairs)) for i in lengths]
+    formula = op.forward_flops(run_config(batch=2, seq=n, pairs=pairs))
+    assert list(op.forward_flops(run_config(batch=2, seq=np.array(lengths), pairs=pairs))) == one_by_one
     assert [formula.subs(n, i) for i in lengths] == one_by_one
 
 

@@ -17,7 +17,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.reference import verify_reference
-from tests.builders import sight
+from tests.builders import run_config
 
 SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idle_adapters]
 
@@ -89,5 +89,5 @@ def test_a_depthwise_convolution_costs_in_backward_twice_its_forward() -> None:
     x = torch.randn(2, 6, 11)
     forward, both = count_flops(conv, lambda: [conv(x)], train=True)
     op = ops.Conv1d(6, 6, kernel=4, groups=6, padding=3)
-    assert forward["1"] == op.forward_flops(sight(batch=2, seq=11)) == 1344
-    assert both["1"] - forward["1"] == op.backward_flops(sight(batch=2, seq=11)) == 2 * 1344
+    assert forward["1"] == op.forward_flops(run_config(batch=2, seq=11)) == 1344
+    assert both["1"] - forward["1"] == op.backward_flops(run_config(batch=2, seq=11)) == 2 * 1344

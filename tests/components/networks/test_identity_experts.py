@@ -25,7 +25,7 @@ from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.rules import conventions
 from llmcalc.witnesses.transformers import build
-from tests.builders import sight
+from tests.builders import run_config
 from tests.families.deepseek.longcat_flash import SMALL
 
 PUBLISHED: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_depths_that_contradict_are_remarked_on() -> None:
 
 def test_each_layer_keeps_two_caches() -> None:
     spec = read(SMALL)
-    bits = spec.tree().total(lambda use: use.cache_bits(16), sight(seq=10))
+    bits = spec.tree().total(lambda use: use.cache_bits(16), run_config(seq=10))
     assert bits == 16 * 10 * 2 * 2 * (24 + 4)  # layers, attentions in each, latent and rotary key
 
 
@@ -127,7 +127,7 @@ def test_what_is_counted_is_the_most_and_is_said() -> None:
     assert said in shown.tables[0].notes
     assert any("27.95 B on average" in note and "19.50 B at least" in note for note in shown.tables[0].notes)
     assert shown.data["params"]["active_at_least"] == params(preset.model).active_at_least
-    assert said in flops_report(preset, flops(preset.model, sight(seq=8))).data["notes"]
+    assert said in flops_report(preset, flops(preset.model, run_config(seq=8))).data["notes"]
 
 
 def test_nothing_is_said_of_models_whose_experts_are_all_real() -> None:
@@ -136,7 +136,10 @@ def test_nothing_is_said_of_models_whose_experts_are_all_real() -> None:
     assert "active_at_least" not in shown.data["params"]
     assert not any(
         "identity" in note
-        for note in (*shown.tables[0].notes, *flops_report(preset, flops(preset.model, sight(seq=8))).data["notes"])
+        for note in (
+            *shown.tables[0].notes,
+            *flops_report(preset, flops(preset.model, run_config(seq=8))).data["notes"],
+        )
     )
 
 
@@ -184,5 +187,5 @@ def test_the_class_is_kept_from_its_identity_experts() -> None:
 
 
 def test_rules_for_one_attention_a_layer_are_not_applied() -> None:
-    rules = conventions(flops(read(PUBLISHED), sight(seq=8)))
+    rules = conventions(flops(read(PUBLISHED), run_config(seq=8)))
     assert not {"palm_b", "chinchilla_f", "megatron"} & {rule.key for rule in rules}

@@ -31,7 +31,7 @@ from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.layout_request import Asked
+from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.simulator.layer_loops import loops
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
@@ -146,9 +146,9 @@ def test_many_layers_from_few(layout: Layout) -> None:
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
-    assert not layout_of(Asked(fsdp=4, pp=2)).reshard
-    assert layout_of(Asked(fsdp=4, pp=2, reshard=True)).reshard
-    assert layout_of(Asked(fsdp=4)).reshard
+    assert not layout_of(LayoutRequest(fsdp=4, pp=2)).reshard
+    assert layout_of(LayoutRequest(fsdp=4, pp=2, reshard=True)).reshard
+    assert layout_of(LayoutRequest(fsdp=4)).reshard
 
 
 def test_outputs_are_returned_before_a_date() -> None:

@@ -287,7 +287,7 @@ def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     before = run.meter.now
     output = run.forward(run.chunks[0], x)
     hidden, layers = x.bytes, len(run.chunks[0].stage.layers) if run.chunks[0].stage else 0
-    logits = run.sight.batch * run.sight.workload.seq * spec.vocab_size // settings.tp
+    logits = run.run_config.batch * run.run_config.workload.seq * spec.vocab_size // settings.tp
     head = 2 * hidden + 4 * logits  # input and output of the last norm, and the softmax
     rest = run.meter.now - before - head - (layers - 1) * hidden
     assert 0 < rest < hidden / 20  # statistics, targets

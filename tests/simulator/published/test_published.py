@@ -26,7 +26,7 @@ from llmcalc.simulator.published import KERNELS as TABLE
 from llmcalc.simulator.published import LIBRARIES
 from llmcalc.simulator.tensor import BFLOAT16, DTYPES, Tensor, empty
 from llmcalc.workload.rows import TOKENS
-from llmcalc.workload.run_config import Sight
+from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.comparisons import Thing, compares
 from tests.simulator.published import launchless
@@ -93,8 +93,8 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     meter = Meter()
     graph = Graph(meter)
     graph.adds_in_place = False
-    sight = Sight(Workload(batch=sizes.B, seq=sizes.T, phase="training"))
-    run = Eager(graph, sight, BFLOAT16, recompute=case.recompute, choices=case.choices)
+    run_config = RunConfig(Workload(batch=sizes.B, seq=sizes.T, phase="training"))
+    run = Eager(graph, run_config, BFLOAT16, recompute=case.recompute, choices=case.choices)
     meter.kind = "weights"
     given = empty(meter, (sizes.B, sizes.T, sizes.h), BFLOAT16, leaf=True)
     meter.kind = "temporary"

@@ -99,7 +99,7 @@ class AttentionKernels(LinearKernels):
         name = type(step.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", step.name)
-        how = step.how
+        how = step.options
         refused = [name for name in ("sinks", "selected", "window", "chunk", "cap") if how.get(name)]
         if refused or how.get("biased") or how.get("narrowed"):
             raise self.unsupported(f"no kernels for attention with {', '.join(refused) or 'a bias'}", step.name)
@@ -107,7 +107,7 @@ class AttentionKernels(LinearKernels):
         heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
         crossing = step.ins[1].rows != step.ins[0].rows
-        masked = self.how.padded and (crossing or not step.how["causal"])
+        masked = self.how.padded and (crossing or not step.options["causal"])
         width = step.outs[0].width
 
         def run(given: Sequence[Tensor]) -> Tensor:
@@ -168,7 +168,7 @@ class AttentionKernels(LinearKernels):
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
         """FlashAttention reads [batch, tokens, heads, size]: copies, but for a batch of one."""
-        graph, rows, several = self.graph, q.shape[0], self.sight.batch != 1
+        graph, rows, several = self.graph, q.shape[0], self.run_config.batch != 1
         if several:
             q, k, v = (self.copied(x) for x in (q, k, v))
         else:
@@ -180,7 +180,7 @@ class AttentionKernels(LinearKernels):
         seed = graph.new((2,), INT64)
         q_shape, splits = q.shape, 1
         if self.how.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
-            splits = ceil_div(self.how.multiprocessors, self.sight.batch * heads)
+            splits = ceil_div(self.how.multiprocessors, self.run_config.batch * heads)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             made = [graph.new(shape, g.dtype) for shape in shapes]
@@ -208,7 +208,7 @@ class AttentionKernels(LinearKernels):
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
         """All scores: Transformer Engine's UnfusedDotProductAttention, or Megatron-Core's DotProductAttention."""
-        graph, how, batch = self.graph, self.how, self.sight.batch
+        graph, how, batch = self.graph, self.how, self.run_config.batch
         rows, keys = q.shape[0], k.shape[0]
         if groups != heads:  # keys and values repeated for each query head
             wide = (keys, q.shape[1])

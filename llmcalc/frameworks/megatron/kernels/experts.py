@@ -89,12 +89,12 @@ class ExpertKernels(HeadKernels):
 
     def do_route(self, step: Step) -> None:
         """topk_routing_with_score_function: probabilities and a mask, of every token and expert."""
-        logits, k, graph = self.taken(step, step.ins[0]), step.how["top_k"], self.graph
+        logits, k, graph = self.taken(step, step.ins[0]), step.options["top_k"], self.graph
         rows, experts = logits.shape
         dtype = logits.dtype
         chosen = graph.new((rows, k), INT64)
         scores = [graph.new((rows, k), FLOAT32)]
-        if step.how["scoring"] != "softmax of chosen":
+        if step.options["scoring"] != "softmax of chosen":
             scores.append(graph.new((rows, experts), FLOAT32))
         numbers = graph.new((rows, experts), INT32)
         mask = graph.new((rows, experts), BOOL)
@@ -124,7 +124,7 @@ class ExpertKernels(HeadKernels):
 
     def do_dispatch(self, step: Step) -> None:
         named, x = self.frames[-1].named, self.taken(step, step.ins[0])
-        self.top_k, self.all_experts = step.how["top_k"], step.how["experts"].size
+        self.top_k, self.all_experts = step.options["top_k"], step.options["experts"].size
         send = {"allgather": self._gathered_rows, "alltoall": self._sent_rows, "hybridep": self._fused_rows}
         sent = send[self.how.dispatcher](x, named)
         del x
@@ -408,7 +408,9 @@ class ExpertKernels(HeadKernels):
         before, self.of_expert = self.of_expert, self.how.expert > 1
         path = (*self.module_path(), i)
         weight = self.named(role, lambda: self.weight(f"{step.name}.weight", (outs, ins), path))
-        bias = self.named(role, lambda: self.weight(f"{step.name}.bias", (outs,), path)) if step.how["bias"] else None
+        bias = (
+            self.named(role, lambda: self.weight(f"{step.name}.bias", (outs,), path)) if step.options["bias"] else None
+        )
         self.of_expert = before
         engine, rows = self.how.transformer_engine, x.shape[0]
         self.product_of(engine, "forward")
@@ -435,7 +437,7 @@ class ExpertKernels(HeadKernels):
         role_before, self.role = self.role, role
         weights = [self.weight(f"{step.name}.weight{i}", (outs, ins)) for i in range(self.local_experts)]
         biases: list[Tensor] = []
-        if step.how["bias"]:
+        if step.options["bias"]:
             biases = [self.weight(f"{step.name}.bias{i}", (outs,)) for i in range(self.local_experts)]
         self.of_expert, self.role = before, role_before
         return weights, biases

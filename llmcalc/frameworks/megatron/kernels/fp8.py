@@ -161,7 +161,8 @@ class NarrowKernels(DeltaKernels):
         wide: Tensor | None = None
         if waiting is not None:
             wide = None if self.how.narrow == "delayed" else self.like(x)
-            statistics = [self.statistics(local) for _ in range(2 if waiting.how["spec"].type == "layernorm" else 1)]
+            has_mean = waiting.options["spec"].type == "layernorm"
+            statistics = [self.statistics(local) for _ in range(2 if has_mean else 1)]
         read = self.quantized(local, n_in, by_columns=not one_way and self.graph.enabled)
         del wide
         self.narrow_weight(weight)

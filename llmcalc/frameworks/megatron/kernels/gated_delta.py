@@ -41,7 +41,7 @@ class DeltaKernels(MambaKernels):
 
     def _delta(self, scope: Scope, core: Step) -> None:
         """GatedDeltaNet.forward."""
-        t, op, batch = self.t, core.op, self.sight.batch
+        t, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
         widths = [steps[name].outs[0].width for name in PROJECTIONS]
@@ -57,7 +57,7 @@ class DeltaKernels(MambaKernels):
         channels = sum(widths[1:3], widths[0])
         qkv, gate, beta, alpha = t.split(qkvzba, [channels, *widths[3:]])
         gate = t.unflatten(gate, -1, (op.heads, op.value_dim))
-        kernel = steps["conv1d"].how["kernel"]
+        kernel = steps["conv1d"].options["kernel"]
         filters = self.weight("conv1d.weight", (channels, 1, kernel))
         if self.how.deterministic:
             qkv = t.contiguous(t.transpose(qkv, 1, 2))

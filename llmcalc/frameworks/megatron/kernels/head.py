@@ -22,7 +22,7 @@ class HeadKernels(ElementwiseKernels):
     """Tables, what follows the embedding, and losses."""
 
     def do_table(self, step: Step) -> None:
-        by, out = step.how["by"], step.outs[0]
+        by, out = step.options["by"], step.outs[0]
         weight = self.shared("table", step) if by == "ids" else self.positions(step)
         rows, shape = self.rows(out), weight.shape
         ids = self.graph.new((rows, 1), INT64) if by == "ids" else None
@@ -65,7 +65,7 @@ class HeadKernels(ElementwiseKernels):
         """[batch, tokens] → [tokens, batch], this rank's tokens, dropout."""
         how, graph = self.how, self.graph
         shape = x.shape
-        if self.sight.batch != 1:
+        if self.run_config.batch != 1:
             x = record(graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
         if how.sequence_parallel:
             whole, rows = x.shape, self.local(x.shape[0])

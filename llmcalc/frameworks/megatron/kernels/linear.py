@@ -30,18 +30,18 @@ class LinearKernels(RankKernels):
             self.bind(out, self.taken(step, value))
             return
         x = self.taken(step, value)
-        count = x.shape[0] * (value.width // self.extent(step.how["over"]))
+        count = x.shape[0] * (value.width // self.extent(step.options["over"]))
         self.bind(out, self.normed(x, step, self.module_path(), count))
 
     def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
-        spec: Norm = step.how["spec"]
-        shape = (self.extent(step.how["over"]),)
+        spec: Norm = step.options["spec"]
+        shape = (self.extent(step.options["over"]),)
         names = [name for name, there in (("weight", spec.weight), ("bias", spec.has_bias)) if there]
         return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
 
     def normed(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
         """A norm by itself keeps its input and one or two numbers of each row. count: the rows that are normed."""
-        weights, spec = self.norm_weights(step, module), step.how["spec"]
+        weights, spec = self.norm_weights(step, module), step.options["spec"]
         x = self.dense(x)
         out = self.like(x)
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
@@ -137,7 +137,7 @@ class LinearKernels(RankKernels):
         shape = width, step.ins[0].width
         module = self.module_path()
         weight = self.named(role, lambda: self.weight(f"{step.name}.weight", shape, module))
-        has = step.how["bias"] if bias is None else bias
+        has = step.options["bias"] if bias is None else bias
         named = self.named(role, lambda: self.weight(f"{step.name}.bias", (width,), module)) if has else None
         return weight, named
 
@@ -169,7 +169,7 @@ class LinearKernels(RankKernels):
         read = x
         if waiting is not None:
             read = self.like(x)
-            two = waiting.how["spec"].type == "layernorm"
+            two = waiting.options["spec"].type == "layernorm"
             statistics = [self.statistics(local) for _ in range(2 if two else 1)]
         gathered = self.new(rows, n_in) if divided and not how.user_buffers else None
         self.overlapped_product()
@@ -306,7 +306,7 @@ class LinearKernels(RankKernels):
         weight = self.shared("head", step)
         bias = (
             self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
-            if step.how["bias"]
+            if step.options["bias"]
             else None
         )
         divided, (local, n_in) = self.how.sequence_parallel, x.shape

@@ -29,7 +29,7 @@ from ....simulator.tensor import (
     counted_as,
     empty,
 )
-from ....workload.run_config import Sight
+from ....workload.run_config import RunConfig
 from .choices import RankChoices
 
 Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
@@ -167,8 +167,8 @@ class RankKernels(Lowering):
     how: the kernels. held: what stays. made: the parameters, in the order in which the framework makes them.
     """
 
-    def __init__(self, graph: Graph, sight: Sight, how: RankChoices, held: Held) -> None:
-        super().__init__(graph, sight, BFLOAT16)
+    def __init__(self, graph: Graph, run_config: RunConfig, how: RankChoices, held: Held) -> None:
+        super().__init__(graph, run_config, BFLOAT16)
         self.how, self.stays = how, held
         self.made: list[Parameter] = []
         self.role, self.of_expert = "", False
@@ -191,7 +191,7 @@ class RankKernels(Lowering):
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """All parameters, without anything that is metered."""
-        dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
+        dry = type(self)(Graph(NoMeter()), self.run_config, self.how, Held(NoMeter()))
         dry.graph.enabled, dry.include, dry.below = False, self.include, self.below
         given = None
         entry = program.entry
@@ -230,7 +230,7 @@ class RankKernels(Lowering):
 
     def rows(self, value: Value) -> Number:
         """The rows of a micro-batch on this rank, before tensor parallelism."""
-        return self.sight.rows(value.rows)
+        return self.run_config.rows(value.rows)
 
     def local(self, rows: Number) -> Number:
         """How many of them are here where they are divided by tokens."""

@@ -37,7 +37,7 @@ class MambaKernels(LatentKernels):
         value = entering.outs[0]
         zxbcdt = self.get(value)
         self.forget(value.storage)
-        batch, ranks = self.sight.batch, self.how.context
+        batch, ranks = self.run_config.batch, self.how.context
         inner, channels = op.heads * op.head_dim, conv.outs[0].width
         groups = exact_div(exact_div(channels - inner, 2), op.state)
         several, mine = max(1, ranks // groups), max(1, groups // ranks)  # copies of a group; groups of this rank
@@ -46,12 +46,12 @@ class MambaKernels(LatentKernels):
             zxbcdt = self.by_heads(zxbcdt, parts, several)
         rows, width = zxbcdt.shape
         zxbcdt = t.reshape(self.by_sequence(zxbcdt), (batch, rows // batch, width))
-        filters = self.weight("conv1d.weight", (channels, 1, conv.how["kernel"]))
-        bias = self.weight("conv1d.bias", (channels,)) if conv.how["bias"] else None
+        filters = self.weight("conv1d.weight", (channels, 1, conv.options["kernel"]))
+        bias = self.weight("conv1d.bias", (channels,)) if conv.options["bias"] else None
         slopes, powers, skip = (self.weight(name, (op.heads,)) for name in ("dt_bias", "A_log", "D"))
         if ranks > 1:
             own = exact_div(inner, ranks) + 2 * mine * op.state
-            filters = self.own_part(filters, (own, 1, conv.how["kernel"]))
+            filters = self.own_part(filters, (own, 1, conv.options["kernel"]))
             bias = None if bias is None else self.own_part(bias, (own,))
             slopes, powers, skip = (self.own_part(x, (op.heads // ranks,)) for x in (slopes, powers, skip))
         steepness = t.to(slopes, FLOAT32)
@@ -119,4 +119,4 @@ class MambaKernels(LatentKernels):
 
     def by_sequence(self, x: Tensor) -> Tensor:
         """[tokens, batch] ↔ [batch, tokens]: a copy, but for a batch of one. So is the gradient a view."""
-        return x if self.sight.batch == 1 else self.copied(x)
+        return x if self.run_config.batch == 1 else self.copied(x)

@@ -130,7 +130,7 @@ class DiscardedKernels(SparseKernels):
             return
         value, module = step.ins[0], self.module_path()
         x = self.taken(step, value)
-        count = x.shape[0] * (value.width // self.extent(step.how["over"]))
+        count = x.shape[0] * (value.width // self.extent(step.options["over"]))
         outs, what = self.without_output(
             lambda xs: [self.normed(xs[0], step, module, count)], [x], reads=id(value.storage)
         )

@@ -63,7 +63,7 @@ class SparseKernels(NarrowKernels):
                 del kept
         c = self._gathered_rows_of(c)
         q = self.column(up, small, up.outs[0].width)
-        rows, batch = q.shape[0], self.sight.batch
+        rows, batch = q.shape[0], self.run_config.batch
         shape = (exact_div(rows, batch), batch)
         expanding = self.named("column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + size), latent)))
         query, key = self._absorbed(q, c, k_rope, expanding, (heads, nope, rope, size), shape)
@@ -120,7 +120,7 @@ class SparseKernels(NarrowKernels):
         read, small = x.detached(), small.detached()
         starts, ends = graph.new((rows[0],), INT64), graph.new((rows[0],), INT64)
         selects = next(step for step in indexer.steps() if step.verb == "select")
-        top_k = selects.how["top_k"]
+        top_k = selects.options["top_k"]
         loss: Tensor | None = None
         if self.how.indexer_loss:
             q, k, weights = self._indexed(indexer, read, small, rows)
@@ -154,7 +154,7 @@ class SparseKernels(NarrowKernels):
         heads, dim = (axis.size for axis in steps["q_proj"].outs[0].axes)
         turned = steps["k_norm"].outs[0]
         rope = next(step for step in scope.items if isinstance(step, Step) and step.verb == "rope")
-        rotary = rope.how["spec"].rotary_size(dim)
+        rotary = rope.options["spec"].rotary_size(dim)
         x, small = self._gathered_rows_of(x), self._gathered_rows_of(small)
         q = t.reshape(self._duplicated(steps["q_proj"], small), (*rows, heads, dim))
         q = self._partly_rotated(q, rotary)

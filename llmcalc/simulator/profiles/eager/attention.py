@@ -33,7 +33,7 @@ class AttentionKernels(Lowering):
 
     def rotated(self, x: Tensor, step: Step) -> Tensor:
         """RoPE on the first dimensions of x's last axis; rows are the axis before it."""
-        t, spec, every = self.t, step.how["spec"], step.how["every"]
+        t, spec, every = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if every is None:
             cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
@@ -41,7 +41,7 @@ class AttentionKernels(Lowering):
             at = self.frames[-1].named["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(at, dim, x)
         left, right, rest = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
-        first, second = (t.add, t.sub) if step.how["back"] else (t.sub, t.add)
+        first, second = (t.add, t.sub) if step.options["back"] else (t.sub, t.add)
         return t.cat([first(t.mul(left, cos), t.mul(right, sin)), second(t.mul(right, cos), t.mul(left, sin)), rest])
 
     def _angles(self, tokens: Any, dim: Any, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class AttentionKernels(Lowering):
         if isinstance(step.ins[0].rows, QueryKeyPairs):
             self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
-        repeat = self.t.repeat if step.how["tiled"] else self.t.repeat_interleave
+        repeat = self.t.repeat if step.options["tiled"] else self.t.repeat_interleave
         wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(wide))
 
@@ -78,7 +78,7 @@ class AttentionKernels(Lowering):
         if self.missing(step.ins[0]):
             full: Sequence[Tensor] = self._gathered(self.held(step.name) or ())
         else:
-            full = self._with_new(step.name, [self.get(value) for value in step.ins], step.how["limit"])
+            full = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
         if self.store is not None:
             for value in step.ins:
                 self.forget(value.storage)
@@ -151,14 +151,14 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def attention_AttentionCore(self, step: Step) -> None:
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
-        bias = self.get(step.ins[3]) if step.how["biased"] else None
+        bias = self.get(step.ins[3]) if step.options["biased"] else None
         mask = None
-        if step.how["narrowed"]:
+        if step.options["narrowed"]:
             mask = self.get(step.ins[-1])
-        elif step.how["masked"]:
+        elif step.options["masked"]:
             mask = self.mask(step, q.shape[2], k.shape[2])
-        sinks = self.weight("sinks", (q.shape[1],)) if step.how.get("sinks") else None
-        cap = step.how["cap"]
+        sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
+        cap = step.options["cap"]
         made = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
 
@@ -175,7 +175,7 @@ class AttentionKernels(Lowering):
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
-        window, chunk, causal = step.how.get("window"), step.how.get("chunk"), step.how["causal"]
+        window, chunk, causal = step.options.get("window"), step.options.get("chunk"), step.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
             t = self.t

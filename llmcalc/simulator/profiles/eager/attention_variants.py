@@ -56,7 +56,7 @@ class AttentionVariantKernels(AttentionKernels):
         t, scores = self.t, self.get(step.ins[0])
         mask = self.mask(step, *scores.shape[1:])
         best = t.sort(t.masked_fill(scores, t.like(mask)))[1]
-        self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.how["top_k"]))
+        self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.options["top_k"]))
 
     @compared(BY_TORCH)
     def do_selected(self, step: Step) -> None:
@@ -88,7 +88,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
         """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
-        t, block, scores = self.t, step.how["block"], self.get(step.ins[0])
+        t, block, scores = self.t, step.options["block"], self.get(step.ins[0])
         self.forget(step.ins[0].storage)
         scores = t.to(scores, FLOAT32)
         queries, end = scores.shape[-2:]
@@ -106,7 +106,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_only_selected(self, step: Step) -> None:
         """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
-        t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.how["block"], step.how["blocks"])
+        t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.options["block"], step.options["blocks"])
         keys = [self.heads_first(self.get(value)) for value in step.ins[1:]]
         if self.reads_selected(seen.shape[-2]):
             end = keys[0].shape[2]
@@ -132,7 +132,7 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        t, how, named = self.t, step.how, self.frames[-1].named
+        t, how, named = self.t, step.options, self.frames[-1].named
         parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
         scores = self._joined(parts)
         scores = t.scale(scores)
@@ -179,9 +179,9 @@ class AttentionVariantKernels(AttentionKernels):
         by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)
         seen = self.mask(step, q.shape[1], k.shape[1])
         mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *seen.shape)), t.like(seen))
-        if mask.shape[-1] > step.how["keep"]:
+        if mask.shape[-1] > step.options["keep"]:
             ranked = t.like(mask)
-            best = t.slice(t.sort(ranked)[1], step.how["keep"])
+            best = t.slice(t.sort(ranked)[1], step.options["keep"])
             mask = t.scatter(t.like(mask), best, t.gather(mask, best))
         self.bind(step.outs[0], mask)
 

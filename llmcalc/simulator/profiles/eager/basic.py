@@ -29,11 +29,11 @@ class BasicKernels(Lowering):
     def do_linear(self, step: Step) -> None:
         x, out = self.flat(step.ins[0], step), step.outs[0]
         bias = None
-        if step.how["bias"]:
-            lent = step.how.get("lent")
+        if step.options["bias"]:
+            lent = step.options.get("lent")
             path = self.module_path(above=1 if lent else 0)
             bias = self.weight(f"{lent or step.name}.bias", (out.width,), path)
-        rows = self.sight.new(out.rows)
+        rows = self.run_config.new(out.rows)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(out)] = self.module_path(), step.name
@@ -43,8 +43,8 @@ class BasicKernels(Lowering):
     def do_again(self, step: Step) -> None:
         """The linear layer of another step."""
         x, out = self.flat(step.ins[0]), step.outs[0]
-        module, name = self.modules[id(step.how["like"])]
-        bias = self.weight(f"{name}.bias", (out.width,), module) if step.how["bias"] else None
+        module, name = self.modules[id(step.options["like"])]
+        bias = self.weight(f"{name}.bias", (out.width,), module) if step.options["bias"] else None
         weight = self.weight(f"{name}.weight", (out.width, x.shape[-1]), module)
         self.set(out, self.multiplied_again(name, module, x, weight, bias))
 
@@ -67,10 +67,10 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_table(self, step: Step) -> None:
         out = step.outs[0]
-        if step.how["by"] == "all":
+        if step.options["by"] == "all":
             self.set(out, self.table(step))
             return
-        by = step.how["by"]
+        by = step.options["by"]
         looked_up = self.looked_up(step, self.table(step), self._index(out.rows, by))
         if by in BY_TOKEN:
             self.set(out, looked_up)
@@ -90,7 +90,7 @@ class BasicKernels(Lowering):
             return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
         named = self.frames[-1].named
         if by == "positions" or by not in named:
-            named[by] = self.t.new((self.sight.new(rows),), INT64)
+            named[by] = self.t.new((self.run_config.new(rows),), INT64)
         index: Tensor = named[by]
         return self.t.like(index) if by == "positions" else index  # positions have an offset
 
@@ -106,14 +106,14 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_buffer(self, step: Step) -> None:
-        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.how["indices"]))
+        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.options["indices"]))
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_norm(self, step: Step) -> None:
-        spec: Norm = step.how["spec"]
-        value, over, heads = step.ins[0], step.how["over"], getattr(step.op, "heads", None)
+        spec: Norm = step.options["spec"]
+        value, over, heads = step.ins[0], step.options["over"], getattr(step.op, "heads", None)
         x = self.get(value)
         turned = heads is not None or self.norms_heads_first(value, over)
         if turned:
@@ -121,7 +121,7 @@ class BasicKernels(Lowering):
         elif len(over) > 1:
             x = self.flat(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups, like = step.how.get("groups"), step.how.get("like")
+        groups, like = step.options.get("groups"), step.options.get("like")
         module, name = (self.module_path(), step.name) if like is None else self.modules[id(like)]
         self.modules[id(step.outs[0])] = module, name
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
@@ -148,7 +148,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
-        self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.how["kind"]))
+        self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.options["kind"]))
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
         """The activation of that name."""

@@ -30,7 +30,7 @@ class CapacityKernels(ExpertKernels):
         if factor is None:
             super().do_dispatch(step)
             return
-        t, named, experts = self.t, self.frames[-1].named, step.how["experts"].size
+        t, named, experts = self.t, self.frames[-1].named, step.options["experts"].size
         weights, chosen = (t.flatten(named[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen.shape
         zeros = t.new((tokens, experts), weights.dtype)
@@ -54,14 +54,14 @@ class CapacityKernels(ExpertKernels):
         if self.choices.capacity is None:
             super().do_experts(step)
             return
-        if step.how["identities"]:
+        if step.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", step.name)
         t, experts, rows = self.t, *self.sent("weight").shape
         x = self._by_expert(self.get(step.ins[0]), experts, rows)
         outs, ins = extent(step.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
         y = t.matmul(x, t.transpose(weight, 1, 2))
-        if step.how["bias"]:
+        if step.options["bias"]:
             y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (experts, outs)), 1))
         self.bind(step.outs[0], y)
 

@@ -64,7 +64,7 @@ class ElementwiseKernels(BasicKernels):
         """The sum or the mean over one axis."""
         value, out = step.ins[0], step.outs[0]
         (over,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
-        reduce = self.t.mean if step.how["mean"] else self.t.sum
+        reduce = self.t.mean if step.options["mean"] else self.t.sum
         x = self.get(value)
         self.set(out, reduce(x, len(x.shape) - len(value.axes) + over, keep=False))
 
@@ -74,7 +74,7 @@ class ElementwiseKernels(BasicKernels):
     def do_added_sinusoids(self, step: Step) -> None:
         """SinusoidalReference.forward: [rows, width] in float32."""
         out = step.outs[0]
-        self.set(out, self._sinusoids(self.sight.new(out.rows), out.width))
+        self.set(out, self._sinusoids(self.run_config.new(out.rows), out.width))
 
     @compared(BY_TORCH)
     def do_in_format_of(self, step: Step) -> None:
@@ -93,7 +93,7 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
-        if step.how["kind"] == "xielu":
+        if step.options["kind"] == "xielu":
             self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))
         else:
             super().do_act(step)

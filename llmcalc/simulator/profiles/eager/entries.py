@@ -77,7 +77,7 @@ class EntryKernels(AttentionVariantKernels):
         scores = t.to(weighted, FLOAT32)
         del weighted
         best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
-        self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.how["top_k"])))
+        self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.options["top_k"])))
 
     @compared(BY_TORCH)
     def do_among(self, step: Step) -> None:

@@ -33,7 +33,7 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_route(self, step: Step) -> None:
-        t, how = self.t, step.how
+        t, how = self.t, step.options
         given = dict(zip(how["beside"], step.ins[1:], strict=True))
         if how["scoring"] == "softmax of chosen":
             logits, chosen = t.topk(t.to(self.taken(step, step.ins[0]), FLOAT32), how["top_k"])
@@ -72,15 +72,15 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_product_keys(self, step: Step) -> None:
-        t, side = self.t, step.how["side"].size
+        t, side = self.t, step.options["side"].size
         rows, columns = t.split(t.to(self.taken(step, step.ins[0]), FLOAT32), (side, side))
-        best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.how["top_k"])
+        best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"])
         self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
         self.set(step.outs[1], chosen)
 
     @compared(BY_TORCH)
     def do_carry(self, step: Step) -> None:
-        x, key = self.get(step.ins[0]), (CARRIED, step.how["slot"])
+        x, key = self.get(step.ins[0]), (CARRIED, step.options["slot"])
         if len(step.ins) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
@@ -134,7 +134,7 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_experts(self, step: Step) -> None:
-        t, out, experts = self.t, step.outs[0], step.how["experts"].size
+        t, out, experts = self.t, step.outs[0], step.options["experts"].size
         x = self.by_row(self.get(step.ins[0]), len(step.ins[0].axes))
         ins, outs = x.shape[1], extent(out.axes)
         for size in (ins, outs):
@@ -144,7 +144,7 @@ class ExpertKernels(Lowering):
                     f"multiple of {ALIGNED}",
                     step.name,
                 )
-        ends = self.ends_of_groups(experts, step.how["identities"])
+        ends = self.ends_of_groups(experts, step.options["identities"])
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
@@ -153,7 +153,7 @@ class ExpertKernels(Lowering):
                 step.name,
             )
         y = t.grouped_mm(x, t.transpose(weight, 1, 2), ends)
-        if step.how["bias"]:
+        if step.options["bias"]:
             y = t.add(y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.sent("expert")))
         self.set(out, y)
 

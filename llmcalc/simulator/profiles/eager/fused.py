@@ -57,7 +57,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def do_repeat(self, step: Step) -> None:
         """Flash attention reads each key head for all of its queries, which follow one another."""
         read = self._in_this_module("attention", step.outs[0])
-        if self.choices.attention == "flash" and not step.how["tiled"] and read:
+        if self.choices.attention == "flash" and not step.options["tiled"] and read:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
             super().do_repeat(step)
@@ -67,7 +67,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.attention == "eager":
             super().attention_AttentionCore(step)
             return
-        if step.how.get("selected") is not None or len(step.ins) > 3 or step.how.get("sinks"):
+        if step.options.get("selected") is not None or len(step.ins) > 3 or step.options.get("sinks"):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
@@ -78,11 +78,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.attention == "flash":
             made = self.through(self.flash, q, k, v)
         else:
-            limited = step.how.get("window") is not None or step.how.get("chunk") is not None
-            if limited or step.how["cap"] is not None:
+            limited = step.options.get("window") is not None or step.options.get("chunk") is not None
+            if limited or step.options["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
-            masked = step.how["causal"] and not crossing
+            masked = step.options["causal"] and not crossing
             made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
 
@@ -222,7 +222,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
                 step.name,
             )
-        bias = self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.how["bias"] else None
+        bias = self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.options["bias"] else None
         self.head = (self.matrix(step), bias)
         self.bind(step.outs[0], self.flat(step.ins[0]))
 

@@ -35,9 +35,9 @@ class LocalKernels(PositionKernels):
 
     @compared(BY_TORCH)
     def do_in_blocks(self, step: Step) -> None:
-        value, out, block = step.ins[0], step.outs[0], step.how["block"]
-        x, heads, tokens = self.flat(value), out.axes[0].size, self.sight.new(out.rows)
-        if not step.how["around"]:
+        value, out, block = step.ins[0], step.outs[0], step.options["block"]
+        x, heads, tokens = self.flat(value), out.axes[0].size, self.run_config.new(out.rows)
+        if not step.options["around"]:
             self.bind(out, self._by_head(self._blocks(x, block), heads))
             return
         near = self._by_head(self._with_neighbours(self._blocks(self._first(x, tokens), block)), heads)
@@ -73,7 +73,7 @@ class LocalKernels(PositionKernels):
 
     @compared(BY_TORCH)
     def do_local_mask(self, step: Step) -> None:
-        how, tokens = step.how, self.sight.new(step.how["of"])
+        how, tokens = step.options, self.run_config.new(step.options["of"])
         key = ("blocks", tokens, how["radius"], how["block_sums"])
         if key not in self.memo:
             tables = [self.get(table) for table in step.ins]
@@ -110,7 +110,7 @@ class LocalKernels(PositionKernels):
             raise self.unsupported("local attention runs with eager attention alone", step.name)
         q, k, v = (self.get(value) for value in step.ins)
         assert isinstance(step.op, LocalCore)
-        tokens, op = self.sight.new(step.outs[0].rows), step.op
+        tokens, op = self.run_config.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         made = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
         made = self.t.flatten(self.t.transpose(made, -2, -3), 1, 2)

@@ -47,7 +47,7 @@ class LoraKernels(BasicKernels):
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
         super().do_table(step)
-        how, by_token = self.adapters, step.how["by"] in ("ids", "known ids")
+        how, by_token = self.adapters, step.options["by"] in ("ids", "known ids")
         if how is not None and how.library == "peft" and self.recompute.layers and by_token:
             made = self.get(step.outs[0])
             made.leaf = self.graph.enabled and made.node is None
@@ -124,7 +124,7 @@ class LoraKernels(BasicKernels):
     def _as_one_product(self, steps: list[Step]) -> None:
         x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
         total = sum(widths)
-        biased = [step for step in steps if step.how["bias"]]
+        biased = [step for step in steps if step.options["bias"]]
         if len(biased) not in (0, len(steps)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None

@@ -44,8 +44,8 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_distance_bias(self, step: Step) -> None:
         table, q = step.ins
-        queries, keys = self.span(self.sight.new(q.rows)), self.span(self.sight.held(q.rows))
-        self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.how["causal"]))
+        queries, keys = self.span(self.run_config.new(q.rows)), self.span(self.run_config.held(q.rows))
+        self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.options["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """T5's bias of positions: a table's row for each bucket, [heads, queries, keys]."""
@@ -66,8 +66,8 @@ class PositionKernels(AttentionVariantKernels):
     def do_sinusoids(self, step: Step) -> None:
         """Sines and cosines side by side, the angles in float32."""
         out, dtype = step.outs[0], self.get(step.ins[0]).dtype
-        count, width = self.sight.new(out.rows), out.width
-        if not step.how["once"]:
+        count, width = self.run_config.new(out.rows), out.width
+        if not step.options["once"]:
             key = ("distances", count, width)
             if key not in self.memo:
                 self.memo[key] = self._angle_table(self.span(count), 2 * ceil_div(width, 2))
@@ -96,11 +96,11 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_occurring(self, step: Step) -> None:
         out = step.outs[0]
-        self.set(out, self.t.slice(self.get(step.ins[0]), self.sight.new(out.rows), 0))
+        self.set(out, self.t.slice(self.get(step.ins[0]), self.run_config.new(out.rows), 0))
 
     @compared(BY_TORCH)
     def do_distances(self, step: Step) -> None:
-        t, how, (queries, keys) = self.t, step.how, self._lengths(step)
+        t, how, (queries, keys) = self.t, step.options, self._lengths(step)
         key = ("distance", queries, keys, how["binned"])
         if key in self.memo:
             index = self.memo[key]
@@ -125,7 +125,7 @@ class PositionKernels(AttentionVariantKernels):
     def do_at_distance(self, step: Step) -> None:
         t, (scores, index) = self.t, (self.get(value) for value in step.ins)
         index = t.expand(index, (*scores.shape[:-1], index.shape[-1]))
-        if step.how["by_key"]:
+        if step.options["by_key"]:
             self.bind(step.outs[0], t.transpose(t.gather(scores, t.transpose(index, -1, -2)), -1, -2))
         else:
             self.bind(step.outs[0], t.gather(scores, index))

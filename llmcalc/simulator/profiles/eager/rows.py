@@ -14,7 +14,7 @@ class RowKernels(Lowering):
     @compared(BY_TORCH)
     def do_padded(self, step: Step) -> None:
         """torch stores channels before rows. What the next pass needs is kept."""
-        t, out, more, state = self.t, step.outs[0], step.how["more"], step.how["state"]
+        t, out, more, state = self.t, step.outs[0], step.options["more"], step.options["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
         held = self.frames[-1].named["held"] = self.held(state)
         seen = t.pad(x, x.shape[2] + more) if held is None else t.cat([held[0], x])
@@ -24,7 +24,7 @@ class RowKernels(Lowering):
     @compared(BY_TORCH)
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        held = self.frames[-1].named["held"] = self.held(step.how["state"])
+        held = self.frames[-1].named["held"] = self.held(step.options["state"])
         if held is not None:
             self.absent.add(id(out))
         else:
@@ -32,9 +32,9 @@ class RowKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_resumed(self, step: Step) -> None:
-        held, out = self.held(step.how["state"]), step.outs[0]
+        held, out = self.held(step.options["state"]), step.outs[0]
         if held is not None:
-            self.bind(out, self.t.unsqueeze(held[step.how["index"]], 1))
+            self.bind(out, self.t.unsqueeze(held[step.options["index"]], 1))
         elif self.missing(step.ins[0]):
             self.absent.add(id(out))
         else:

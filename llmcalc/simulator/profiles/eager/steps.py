@@ -33,8 +33,8 @@ class StepKernels(ScanKernels):
     def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
         """The norm of a module's output, by groups where it has some."""
         norm = steps["norm"]
-        groups = norm.how.get("groups")
-        return self.norm(x, norm.how["spec"], norm.name, (width,), 1 if groups is None else groups.size)
+        groups = norm.options.get("groups")
+        return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class StepKernels(ScanKernels):
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
         by_head = steps["x_proj"].verb == "experts"
-        heads = steps["x_proj"].how["experts"].size if by_head else 1
+        heads = steps["x_proj"].options["experts"].size if by_head else 1
         inner, gate = t.split(self.projected(steps["in_proj"], x), [op.inner, op.inner])
         inner = self.conv_with_state(steps["conv1d"], t.transpose(inner, 1, 2), "conv_state")
         inner = t.transpose(self.activated(inner, kind), 1, 2)
@@ -71,7 +71,7 @@ class StepKernels(ScanKernels):
         t, width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{step.name}.weight", (heads, wide, width))
         y = t.matmul(t.transpose(t.unflatten(x, -1, (heads, width)), 1, 2), t.transpose(weight, -1, -2))
-        if step.how["bias"]:
+        if step.options["bias"]:
             y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, wide)), 1))
         return t.flatten(t.transpose(y, 1, 2), 2)
 
@@ -349,7 +349,7 @@ class StepKernels(ScanKernels):
         t, conv = self.t, steps["conv_1d"]
         gate = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
         u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
-        u = t.transpose(self.conv_with_state(conv, u, "conv_state", conv.how["kernel"] - 1), 1, 2)
+        u = t.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
         speed = t.to(t.function("sigmoid", self._of_blocks(steps["recurrent_gate"], u)), FLOAT32)
         speed = t.scale(speed)
         param = self.weight("recurrent_param", (u.shape[-1],))

@@ -63,7 +63,7 @@ class StreamKernels(Lowering):
         """HyperLayer's Connection.forward: each division makes a new matrix."""
         matrix = self.taken(step, step.ins[0])
         matrix = self._divided(matrix, -2)
-        for _ in range(step.how["steps"] - 1):
+        for _ in range(step.options["steps"] - 1):
             matrix = self._divided(matrix, -1)
             matrix = self._divided(matrix, -2)
         self.set(step.outs[0], matrix)

@@ -97,7 +97,7 @@ class DecayKernels(ScanModules):
             self.states(steps["recurrent_state"], *self.memory_shapes(op))
         h = t.transpose(h, 1, 2)
         norm = steps["norm"]
-        normed = self.norm(t.flatten(h, 2), norm.how["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
+        normed = self.norm(t.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
         out = t.mul(t.function("sigmoid", opened), normed)
         return self.projected(steps["out_proj"], out)
 

@@ -30,7 +30,7 @@ class DeltaRuleKernels(ScanModules):
             widths = [part.shape[-1] for part in parts]
             qkv = t.cat(parts)
             del parts
-            kernel = steps["conv1d"].how["kernel"]
+            kernel = steps["conv1d"].options["kernel"]
             qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
             qkv = fla.causal_conv1d(t, qkv, qkv_weight)
             q, k, v = t.split(qkv, widths)
@@ -49,7 +49,7 @@ class DeltaRuleKernels(ScanModules):
         if self.store is None:
             del gate
         g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
-        has_bias = steps["norm"].how["spec"].has_bias
+        has_bias = steps["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
         o = fla.layer_norm_gated(t, o, g, weight, bias, self.accelerator)
@@ -59,7 +59,7 @@ class DeltaRuleKernels(ScanModules):
     def _keep_convolved(self, steps: Steps) -> None:
         """The last inputs of the three convolutions of a delta rule's layer, as one tensor."""
         conv = steps["conv1d"]
-        self.states(steps["conv_state"], (conv.outs[0].width, conv.how["kernel"]))
+        self.states(steps["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
     def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
         """The weight of one of the three convolutions of a delta rule's layer."""
@@ -85,7 +85,7 @@ class DeltaRuleKernels(ScanModules):
 
     def _convolved(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         y = self.projected(steps[f"{name}_proj"], x)
-        return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].how["kernel"]))
+        return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
 
     def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         """The projection of a gate: one linear layer, or two of low rank."""

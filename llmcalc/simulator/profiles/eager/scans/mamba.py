@@ -25,7 +25,7 @@ class MambaKernels(ScanModules):
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         if steps["x_proj"].verb == "experts":
             return self.mamba_of_heads(steps, x)
-        fused = 2 <= steps["conv1d"].how["kernel"] <= 4 and steps.acts[0] == "silu"
+        fused = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
         return self.mamba(steps, x) if fused and "dt_norm" not in steps else self.mamba_of_steps(steps, x)
 
     def mamba(self, steps: Steps, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class MambaKernels(ScanModules):
         """transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`): a scan for each head."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
-        heads = steps["x_proj"].how["experts"].size
+        heads = steps["x_proj"].options["experts"].size
         (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
         rank = steps["x_proj"].outs[0].width - 2 * op.state
         projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
@@ -163,9 +163,9 @@ class MambaKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
-        norm: Norm | None = steps["norm"].how["spec"] if "norm" in steps else None
+        norm: Norm | None = steps["norm"].options["spec"] if "norm" in steps else None
         plain = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
-        fused = 2 <= steps["conv1d"].how["kernel"] <= 4 and steps.acts[0] == "silu"
+        fused = 2 <= steps["conv1d"].options["kernel"] <= 4 and steps.acts[0] == "silu"
         return (self.mamba2 if plain and fused else self.mamba2_of_steps)(steps, x)
 
     @compared(PUBLISHED, mamba2="steps")
@@ -245,5 +245,5 @@ class MambaKernels(ScanModules):
             if step.verb == "mul":
                 y = t.mul(y, opened)
             if step.verb == "norm":
-                y = self.norm(y, step.how["spec"], step.name, (inner,), exact_div(shared, op.state))
+                y = self.norm(y, step.options["spec"], step.name, (inner,), exact_div(shared, op.state))
         return self.projected(steps["out_proj"], y)

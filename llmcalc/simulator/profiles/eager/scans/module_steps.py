@@ -16,7 +16,7 @@ class Steps:
     def __init__(self, scope: Scope) -> None:
         self.all = list(own_steps(scope))
         self.named = {step.name: step for step in self.all if step.name}
-        self.acts = [step.how["kind"] for step in self.all if step.verb == "act"]
+        self.acts = [step.options["kind"] for step in self.all if step.verb == "act"]
 
     def __contains__(self, name: str) -> bool:
         return name in self.named

@@ -38,7 +38,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         for step in own_steps(scope):
             if step.verb not in ("core", "scan"):
                 continue
-            kind = type(step.op).__name__ if step.verb == "core" else step.how.get("kind", "")
+            kind = type(step.op).__name__ if step.verb == "core" else step.options.get("kind", "")
             run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
                 return lambda: self.at_once(scope, run)
@@ -47,7 +47,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     @property
     def one_further(self) -> bool:
         """Whether one token runs, after earlier passes."""
-        return self.continues and is_one(self.sight.new(TOKENS))
+        return self.continues and is_one(self.run_config.new(TOKENS))
 
     def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all steps of a module as `run` does, and binds the output of the last."""
@@ -83,11 +83,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def bias(self, step: Step) -> Tensor | None:
         """The bias of a linear layer or of a convolution."""
-        return self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.how["bias"] else None
+        return self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.options["bias"] else None
 
     def filters(self, step: Step) -> Tensor:
         """The weight of a convolution that keeps channels apart: rearrange(weight, "d 1 w -> d w")."""
-        width, kernel = step.outs[0].width, step.how["kernel"]
+        width, kernel = step.outs[0].width, step.options["kernel"]
         return self.t.reshape(self.weight(f"{step.name}.weight", (width, 1, kernel)), (width, kernel))
 
     def by_head(self, x: Tensor, size: Any) -> Tensor:
@@ -103,7 +103,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
         For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
         """
-        t, kernel = self.t, step.how["kernel"]
+        t, kernel = self.t, step.options["kernel"]
         if 2 <= kernel <= 4:
             y = causal_conv1d.causal_conv1d_fn(t, x, self.filters(step), self.bias(step))
             return y if kind in (None, "silu") else self.activated(y, kind)
@@ -117,8 +117,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             super().do_conv(step)
             return
         self._trains()
-        x, state = self.channels(step), step.how["state"]
-        by_kernel = 2 <= step.how["kernel"] <= 4 and not self.one_further
+        x, state = self.channels(step), step.options["state"]
+        by_kernel = 2 <= step.options["kernel"] <= 4 and not self.one_further
         if self.store is None or not by_kernel:
             y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
         else:
@@ -128,7 +128,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def conv_with_state(self, step: Step, x: Tensor, state: str, kept: Any = None) -> Tensor:
         """CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
-        t, kernel, held = self.t, step.how["kernel"], self.held(state)
+        t, kernel, held = self.t, step.options["kernel"], self.held(state)
         kept = kernel if kept is None else kept
         width, tokens = step.outs[0].width, x.shape[2]
         weight = self.conv_weight(step, (width, 1, kernel))
@@ -162,21 +162,21 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         made = self.states(state, shape)
         if not made or first:
             return made[0] if made else None
-        return self.graph.new((self.sight.batch, *shape), made[0].dtype)
+        return self.graph.new((self.run_config.batch, *shape), made[0].dtype)
 
     def channels(self, step: Step) -> Tensor:
         """The input of a convolution, [batch, channels, tokens]."""
         return self.t.transpose(self.flat(step.ins[0]), 1, 2)
 
     def _normed_by(self, step: Step, x: Tensor) -> Tensor:
-        return self.norm(x, step.how["spec"], step.name, x.shape[-1:])
+        return self.norm(x, step.options["spec"], step.name, x.shape[-1:])
 
     @compared(PUBLISHED)
     def do_scan(self, step: Step) -> None:
         """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
-        run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.how['kind']}", None)
+        run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.options['kind']}", None)
         if run is None:
-            raise self.unsupported(f"no kernels for a scan of the kind '{step.how['kind']}'", step.name)
+            raise self.unsupported(f"no kernels for a scan of the kind '{step.options['kind']}'", step.name)
         self._trains()
         run(step)
 
@@ -186,7 +186,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:
-        t, x, state = self.t, self.get(step.ins[0]), step.how["state"]
+        t, x, state = self.t, self.get(step.ins[0]), step.options["state"]
         held = self.held(state)
         before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if held is None else held[0]
         self.keep(state, t.slice(x, 1, 1))

@@ -31,10 +31,10 @@ class RgLruKernels(ScanModules):
         y = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
         u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
         conv = steps["conv_1d"]
-        weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.how["kernel"]))
+        weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.options["kernel"]))
         self.states(steps["recurrent_state"], (conv.outs[0].width,))
         self.keep_inputs(steps["conv_state"], u)
-        u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.how["kernel"] - 1)
+        u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.options["kernel"] - 1)
         u = self._rglru(t.transpose(t.slice(u, x.shape[1]), 1, 2), steps["input_gate"])
         out = t.mul(u, y)
         return self.projected(steps["linear_out"], out)
