@@ -41,7 +41,7 @@ class Cluster:
 
     run: RunOnRanks
     framework: Framework
-    _found: dict[Runtime, tuple[RankMemory, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _replayed: dict[tuple[int, Runtime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(
@@ -90,12 +90,15 @@ class Cluster:
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
-        if runtime not in self._found:
-            self._found[runtime] = tuple(self.of_rank(rank, runtime) for rank in self.ranks)
-        return self._found[runtime]
+        return tuple(self.of_rank(rank, runtime) for rank in self.ranks)
 
     def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
-        """What one rank holds."""
+        """What one rank holds; it is replayed once."""
+        if (rank, runtime) not in self._replayed:
+            self._replayed[rank, runtime] = self._replay(rank, runtime)
+        return self._replayed[rank, runtime]
+
+    def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
         if self.trains:
             found = self.framework.rank_memory(self.run, rank, runtime)
         else:
