@@ -102,13 +102,15 @@ class Memory:
         return training_run(self.settings, self.states)
 
     def _training(self) -> Run:
-        how = self.training()
-        return lambda layers, workspace: [record(self.spec, how, layers, workspace)]
+        training = self.training()
+        return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation) -> Run:
         """Prefill, decoding, or both, one after the other on an allocator of its own each."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
-        return lambda layers, workspace: [record_inference(self.spec, how, layers, workspace) for how in passes]
+        return lambda layers, workspace: [
+            record_inference(self.spec, inference, layers, workspace) for inference in passes
+        ]
 
     def _beside(self) -> list[Beside]:
         """What no replay counts: weights in another format than the run's, a paged cache, image and audio encoders."""

@@ -392,18 +392,20 @@ class RingChunk(Chunk):
     lowering: RingAttention
 
     def __init__(
-        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
     ) -> None:
-        super().__init__(spec, replace(how, seq=part_of_sequence(layout, how.seq)), layout, rank, stage, meter)
+        super().__init__(
+            spec, replace(training, seq=part_of_sequence(layout, training.seq)), layout, rank, stage, meter
+        )
         self.lowering.ring = ring_of(layout, rank)
 
 
-def torch_passes(spec: ModelSpec, how: Training) -> Measure:
+def torch_passes(spec: ModelSpec, training: Training) -> Measure:
     """Measures passes of torch's own kernels. Raises `Unsupported` for kernels that are not in a ring."""
 
     def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
         meter = Meter()
-        chunk = RingChunk(spec, how, layout, 0, stage, meter)
+        chunk = RingChunk(spec, training, layout, 0, stage, meter)
         found: list[Passes] = []
         for count in (repeats[0], *repeats):  # the second time gradients are there already
             chunk.lowering.run_only = {} if count is None else {0: count}

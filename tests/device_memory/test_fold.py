@@ -24,11 +24,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "qwen3-0.6b"])
 def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
-    spec, how = llmcalc.load(name).model, WAYS[way]
+    spec, training = llmcalc.load(name).model, WAYS[way]
     stacks = loops(spec)
     assert all(loop.folds for loop in stacks)
-    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
-    whole = replay(spec, how)
+    few = folded(lambda layers: replay(spec, training, None, layers), stacks)
+    whole = replay(spec, training)
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
     assert few.peaks
     for place, peak in few.peaks.items():
@@ -39,9 +39,11 @@ def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     spec = llmcalc.load("t5-v1.1-xl").model
     stacks = loops(spec)
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
-    how = Training(batch=1, seq=32, source=48)
-    few = folded(lambda layers: replay(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks)
-    whole = replay(spec, how)
+    training = Training(batch=1, seq=32, source=48)
+    few = folded(
+        lambda layers: replay(spec, training, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks
+    )
+    whole = replay(spec, training)
     assert few.peak[1].bytes == whole.peak[1].bytes
     assert few.after == whole.after
 

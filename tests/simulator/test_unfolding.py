@@ -62,24 +62,24 @@ PASSES = {
 }
 
 
-def unfolding(spec: ModelSpec, how: Training | Inference) -> Unfolding:
-    stacks = loops(spec, how.recompute.every if isinstance(how, Training) else 1)
+def unfolding(spec: ModelSpec, config: Training | Inference) -> Unfolding:
+    stacks = loops(spec, config.recompute.every if isinstance(config, Training) else 1)
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
     assert grow
     few = {i: stacks[i].kinds(RECORDED) for i in grow}
-    if isinstance(how, Training):
-        return Unfolding(record(spec, how, few, WORKSPACE), stacks, grow)
-    return Unfolding(record_inference(spec, how, few, WORKSPACE), stacks, grow)
+    if isinstance(config, Training):
+        return Unfolding(record(spec, config, few, WORKSPACE), stacks, grow)
+    return Unfolding(record_inference(spec, config, few, WORKSPACE), stacks, grow)
 
 
-def is_the_run_of_all_layers(spec: ModelSpec, how: Training | Inference, expandable: bool = False) -> None:
+def is_the_run_of_all_layers(spec: ModelSpec, config: Training | Inference, expandable: bool = False) -> None:
     device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
-    unfolded = unfolding(spec, how)
+    unfolded = unfolding(spec, config)
     found, blocks = unfolded.counted({}), unfolded.blocks(device, {})
-    if isinstance(how, Training):
-        whole = replay(spec, how, whole_device, None, WORKSPACE)
+    if isinstance(config, Training):
+        whole = replay(spec, config, whole_device, None, WORKSPACE)
     else:
-        whole = replay_inference(spec, how, whole_device, None, WORKSPACE)
+        whole = replay_inference(spec, config, whole_device, None, WORKSPACE)
     assert list(found.peaks) == list(whole.peaks)
     for place, peak in found.peaks.items():
         assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
@@ -102,12 +102,12 @@ def test_every_way_of_training(way: Training) -> None:
     is_the_run_of_all_layers(llmcalc.load(MODELS["dense"]).model, way)
 
 
-@pytest.mark.parametrize("how", PASSES.values(), ids=list(PASSES))
+@pytest.mark.parametrize("inference", PASSES.values(), ids=list(PASSES))
 @pytest.mark.parametrize("model", ["dense", "windows", "encoder-decoder"])
-def test_passes_without_gradients(model: str, how: Inference) -> None:
+def test_passes_without_gradients(model: str, inference: Inference) -> None:
     if model != "dense":
-        how = replace(how, choices=Choices())  # flash attention takes no bias and no sinks
-    is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, how)
+        inference = replace(inference, choices=Choices())  # flash attention takes no bias and no sinks
+    is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, inference)
 
 
 # --- layers that differ -----------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 
-    def noted(spec: ModelSpec, how: Training, layers: Mapping[int, int], workspace: int) -> Recorded:
+    def noted(spec: ModelSpec, training: Training, layers: Mapping[int, int], workspace: int) -> Recorded:
         asked.append(layers)
-        return record(spec, how, layers, workspace)
+        return record(spec, training, layers, workspace)
 
     monkeypatch.setattr(answer, "record", noted)
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
@@ -183,7 +183,7 @@ def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
 
 def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
-    once, twice = (record(spec, how, {0: RECORDED}) for how in (PLAIN, WAYS["zeros"]))
+    once, twice = (record(spec, training, {0: RECORDED}) for training in (PLAIN, WAYS["zeros"]))
     assert once.first[1] is once.then[1]
     assert (len(twice.first), len(twice.then)) == (1, 1)
     assert twice.first[0] is not twice.then[0]

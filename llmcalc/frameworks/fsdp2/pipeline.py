@@ -51,7 +51,7 @@ class ShardedChunk(Chunk):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         layout: Layout,
         rank: int,
         stage: Stage,
@@ -60,12 +60,12 @@ class ShardedChunk(Chunk):
         fsdp: Fsdp,
         streams: int,
     ) -> None:
-        super().__init__(spec, how, layout, rank, stage, meter)
+        super().__init__(spec, training, layout, rank, stage, meter)
         self.lowering.ring = ring_of(layout, rank)
         self.fsdp, self.reshard = fsdp, layout.reshard
         self.traffic = Traffic(self.graph, sharded, streams)
         self.stacks = [loop.path for loop in loops(spec)]
-        if fsdp.splits and (why := why_not_split(spec, how)):
+        if fsdp.splits and (why := why_not_split(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
         self.gathers = False
@@ -116,7 +116,7 @@ class ShardedChunk(Chunk):
         if self.output_chunks and self.stage.last:
             shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
-            empty(self.meter, (self.how.microbatches * shape[0], *shape[1:]), dtype)
+            empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         self.meter.place = Place("backward")
@@ -237,7 +237,7 @@ class ShardedRank(RankRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         layout: Layout,
         rank: int,
         meter: Meter | Recorder,
@@ -245,15 +245,15 @@ class ShardedRank(RankRun):
         fsdp: Fsdp = TITAN,
         piped: Piped = NEWEST,
     ) -> None:
-        self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
+        self.sharding, self.fsdp = sharding(training, layout, rank, fsdp), fsdp
         self.schedules = piped.schedules
-        each = how.microbatches // piped.schedules
+        each = training.microbatches // piped.schedules
         if schedule_of(layout) == "1f1b" and each < layout.pp:
             raise InputError(
                 f"--num-microbatches: {each}; a pipeline of {layout.pp} stages takes at least {layout.pp} in torch"
             )
-        how = replace(how, seq=part_of_sequence(layout, how.seq), microbatches=each)
-        super().__init__(spec, how, layout, rank, meter, workspace)
+        training = replace(training, seq=part_of_sequence(layout, training.seq), microbatches=each)
+        super().__init__(spec, training, layout, rank, meter, workspace)
         for chunk in self.chunks:
             chunk.piped = piped
         several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
@@ -267,7 +267,9 @@ class ShardedRank(RankRun):
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
         streams = ALL_REDUCE * stage.chunk
-        return ShardedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+        return ShardedChunk(
+            spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams
+        )
 
     def set_up(self) -> None:
         for chunk in self.chunks:
@@ -318,7 +320,7 @@ def _active(order: Sequence[Action], most: int) -> Iterator[tuple[int, ...]]:
 
 def replay_rank(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     device: Device | None = None,
@@ -328,7 +330,7 @@ def replay_rank(
 ) -> Replayed:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
-    return replayed(ShardedRank(spec, how, layout, rank, meter, workspace, fsdp, piped), meter)
+    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, piped), meter)
 
 
 def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
@@ -350,7 +352,7 @@ def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
 @uncollected()
 def stage_memory(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     runtime: Runtime,
@@ -362,11 +364,11 @@ def stage_memory(
 
     def unfolding(folds: bool) -> Unfolding:
         """The events of two steps. folds: whether they are recorded with few of equal layers."""
-        run = ShardedRank(spec, how, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
+        run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
         stacks: list[Loop] = []
         grow: list[int] = []
         for chunk in run.chunks:
-            own = loops_of(chunk.program.root, how.recompute.every, chunk.lowering.below)
+            own = loops_of(chunk.program.root, training.recompute.every, chunk.lowering.below)
             few = {i: loop.kinds(RECORDED) for i, loop in enumerate(own) if folds and loop.repeats > RECORDED}
             chunk.lowering.run_only = few
             grow += [len(stacks) + i for i in few]

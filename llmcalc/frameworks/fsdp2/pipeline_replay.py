@@ -177,13 +177,13 @@ class PlayedRank(ShardedRank):
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
         streams = ALL_REDUCE * stage.chunk
-        return PlayedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+        return PlayedChunk(spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
 
 
 @uncollected()
 def played_stage(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
@@ -198,9 +198,9 @@ def played_stage(
     expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
     which this adds.
     """
-    if layout.reshard or how.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
+    if layout.reshard or training.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    made = partial(PlayedRank, spec, how, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
+    made = partial(PlayedRank, spec, training, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
     run = made(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None

@@ -47,7 +47,7 @@ Shared: TypeAlias = dict[tuple[object, ...], Known]
 @uncollected()
 def played_rank(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
@@ -61,12 +61,12 @@ def played_rank(
     """
 
     def made(meter: Any) -> RankRun:
-        return RankRun(spec, how, layout, rank, meter, workspace)
+        return RankRun(spec, training, layout, rank, meter, workspace)
 
     run = made(meter := EventMeter())
     alone = layout.at(rank).pp == layout.pp - 1
     key = alike(spec, run, rank, alone)
-    if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
+    if key not in shared and training.microbatches > FEW and not training.optimizer_in_backward:
         shared[key] = known(made(recorder := Recorder()), recorder, alone, expandable)
     found = shared.get(key)
     if found is not None and found.traces is not None:

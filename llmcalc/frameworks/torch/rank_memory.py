@@ -13,9 +13,9 @@ from .pipeline_replay import played_rank
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank. Raises `InputError` for a layout that torch does not have or that is not modelled."""
-    spec, how = run.memory.spec, run.memory.training()
+    spec, training = run.memory.spec, run.memory.training()
     check_torch(run.layout)
-    replay = played_rank(spec, how, run.layout, rank, runtime.expandable, runtime.workspace, run.shared(runtime))
+    replay = played_rank(spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.shared(runtime))
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     known = Term("tensors", 0, "source", source, TORCH)
     if titan_settings(run.own_settings).float8 is not None:
