@@ -15,11 +15,11 @@ from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import Graph
 from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Recorded, Recorder
+from ..simulator.event_log import RecordedEvents, Recorder
 from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
-from ..simulator.replay_result import Replayed
+from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, counted_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
@@ -253,7 +253,7 @@ def replay_inference(
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and the passes, as `InferenceRun` does. Raises `Unsupported` for a step without kernels.
 
     `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
@@ -262,7 +262,7 @@ def replay_inference(
     meter = Meter(device)
     run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
-    found = Replayed(set_up=meter.now)
+    found = ReplayResult(set_up=meter.now)
     meter.peaks = {}
     run.passes()
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
@@ -274,11 +274,11 @@ def replay_inference(
 
 def record_inference(
     spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
-) -> Recorded:
-    """Records set-up and the passes, for `Unfolding`. layers: as of `InferenceRun`."""
+) -> RecordedEvents:
+    """Records set-up and the passes, for `RepeatAnalysis`. layers: as of `InferenceRun`."""
     meter = Recorder()
     run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
     made = meter.cut()
     run.passes()
-    return Recorded(made, [], [meter.cut()], run.names)
+    return RecordedEvents(made, [], [meter.cut()], run.names)

@@ -19,13 +19,13 @@ from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
 from ..simulator.caching_allocator import PrefixCache
 from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Event, Recorded, Recorder, passing, renamed, repeatable
+from ..simulator.event_log import Event, RecordedEvents, Recorder, passing, renamed, repeatable
 from ..simulator.lowering import Path
 from ..simulator.meter import Device, Meter, Place
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import Eager
 from ..simulator.repeat_microbatches import EventMeter
-from ..simulator.replay_result import PHASES, Replayed
+from ..simulator.replay_result import PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE, Recompute
@@ -325,7 +325,7 @@ def replay(
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels.
 
     device: where blocks come from; None (default) counts exact bytes. The second step finds the free blocks that the
@@ -345,10 +345,10 @@ class Steps(Protocol):
         """Runs one step."""
 
 
-def replayed(run: Steps, meter: Meter) -> Replayed:
+def replayed(run: Steps, meter: Meter) -> ReplayResult:
     """What set-up and two steps of a run find. meter: the run's."""
     run.set_up()
-    found = Replayed(set_up=meter.now)
+    found = ReplayResult(set_up=meter.now)
     run.step()
     first, meter.peaks = meter.peaks, {}
     meter.place = Place()
@@ -361,7 +361,7 @@ def replayed(run: Steps, meter: Meter) -> Replayed:
     return found
 
 
-def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> Replayed:
+def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """What set-up and two steps of a run find, with what an allocator counts. meter: the run's."""
     found = replayed(run, meter)
     meter.cut()
@@ -371,15 +371,15 @@ def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCac
 
 def record(
     spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
-) -> Recorded:
-    """Records set-up and two steps, for `Unfolding`. layers: as of `TrainingRun`."""
+) -> RecordedEvents:
+    """Records set-up and two steps, for `RepeatAnalysis`. layers: as of `TrainingRun`."""
     found = None
     if not (training.keeps_gradients or training.optimizer_in_backward):
         found = _from_one_pass(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
     return found or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
 
 
-def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
+def _from_one_pass(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
     """Two steps whose micro-batches are recorded once; None if they are not alike.
 
     The first pass makes the parameters, in the order in which it reads them, as set-up would.
@@ -400,7 +400,7 @@ def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
 
 def repeated(
     run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
-) -> Recorded | None:
+) -> RecordedEvents | None:
     """Two steps with the same passes; None if these are not alike. batch: the events that make their tokens."""
     run.update()
     first = meter.cut()
@@ -413,14 +413,14 @@ def repeated(
     if not (repeatable(batch, passes, freed, next_batch) and passing(update)):
         return None
     next_batch += renamed(batch, next_batch)
-    return Recorded(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
+    return RecordedEvents(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
 
 
-def two_steps(run: TrainingRun, meter: Recorder) -> Recorded:
+def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
     """Two steps that are both recorded."""
     run.set_up()
     set_up = meter.cut()
     run.step()
     first = meter.cut()
     run.step()
-    return Recorded(set_up, [first], [meter.cut()], PHASES)
+    return RecordedEvents(set_up, [first], [meter.cut()], PHASES)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.repeat_layers import Unfolding
-from llmcalc.simulator.replay_result import Replayed
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
+from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory.training_memory import training_memory
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -52,16 +52,16 @@ def main() -> None:
         print(f"  {name:<40} {differences(llmcalc.load(name).model, training)}")
 
 
-def tensors(spec: ModelSpec, training: Training) -> Replayed:
+def tensors(spec: ModelSpec, training: Training) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
-    stacks = loops(spec, training.recompute.every)
-    few = {i: stack.kinds(RECORDED) for i, stack in enumerate(stacks)}
-    unfolding = Unfolding(record(spec, training, few, HOPPER.workspace), stacks, list(few))
+    stacks = layer_stacks(spec, training.recompute.every)
+    few = {i: stack.kinds(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
+    unfolding = RepeatAnalysis(record(spec, training, few, HOPPER.workspace), stacks, list(few))
 
-    def counted(layers: Mapping[int, int]) -> Replayed:
+    def counted(layers: Mapping[int, int]) -> ReplayResult:
         return unfolding.counted(layers)
 
-    return folded(counted, stacks)
+    return extrapolate_layers(counted, stacks)
 
 
 def differences(spec: ModelSpec, training: Training) -> str:

@@ -17,13 +17,13 @@ from llmcalc.components.position import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import inference
 from llmcalc.device_memory.inference import Inference, replay_inference
-from llmcalc.device_memory.linear_in_layers import folded, of_one_pass
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Place
-from llmcalc.simulator.replay_result import Replayed
+from llmcalc.simulator.replay_result import ReplayResult
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.simulator.witness import Alive
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     after: int
 
 
-def most(found: Replayed, phase: str) -> int:
+def most(found: ReplayResult, phase: str) -> int:
     return max((peak.bytes for place, peak in found.peaks.items() if place.phase.startswith(phase)), default=0)
 
 
@@ -123,13 +123,13 @@ def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
 
 
 def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
-    stacks = loops(spec)
-    assert all(loop.folds for loop in stacks)
+    stacks = layer_stacks(spec)
+    assert all(loop.can_extrapolate for loop in stacks)
 
-    def run(layers: Mapping[int, int]) -> Replayed:
+    def run(layers: Mapping[int, int]) -> ReplayResult:
         return replay_inference(spec, inference, None, {i: stacks[i].kinds(n) for i, n in layers.items()})
 
-    few, whole = folded(run, stacks), of_one_pass(run({}))
+    few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
     assert few.peaks
     for place, peak in few.peaks.items():
@@ -154,9 +154,9 @@ def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
 def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = llmcalc.load("smollm2-135m").model
     for inference_config in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
-        some = of_one_pass(replay_inference(spec, inference_config))
+        some = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.setattr(inference, "MANY", 100)
-        every = of_one_pass(replay_inference(spec, inference_config))
+        every = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.undo()
         assert some.after == every.after
         assert {place: peak.bytes for place, peak in some.peaks.items()} == {

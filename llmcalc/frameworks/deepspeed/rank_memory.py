@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
-from ...simulator.layer_loops import loops
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
-from ...simulator.replay_result import Replayed
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .settings import VERSION, DeepSpeedSettings
@@ -80,7 +80,7 @@ def _check(training: Training, settings: DeepSpeedSettings) -> None:
         )
 
 
-@uncollected()
+@without_garbage_collection()
 def replay_zero(
     spec: ModelSpec,
     training: Training,
@@ -88,7 +88,7 @@ def replay_zero(
     ranks: int,
     rank: int,
     runtime: Runtime,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps of one rank on the allocator. In the second step all is as in later ones."""
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
@@ -102,7 +102,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     if one.settings.master_weights == "none" and training.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
     found = replay_zero(one.spec, training, settings, layout.dp, layout.at(rank).dp, runtime)
-    return summed(found, runtime, loops(one.spec), known(settings))
+    return summarize(found, runtime, layer_stacks(one.spec), known(settings))
 
 
 def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:

@@ -9,7 +9,7 @@ from typing import Any
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...device_memory.cuda_runtime import HOPPER, Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, summarize, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.training import Training
@@ -22,9 +22,9 @@ from ...parallel.layout_request import dated
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
-from ...simulator.event_log import Recorded, Recorder
-from ...simulator.layer_loops import Loop, loops
-from ...simulator.layer_pattern import RECORDED
+from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.layer_loops import LayerStack, layer_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
@@ -84,7 +84,7 @@ def fsdp_memory(
     if tensors is None:
         evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
         under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, training.include), training.optimizer)
-        tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
+        tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
     tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
         played = None
@@ -92,12 +92,12 @@ def fsdp_memory(
             expandable, workspace = runtime.expandable, runtime.workspace
             played = played_stage(spec, training, layout, rank, expandable, workspace, fsdp, piped, shared)
         if played is not None:
-            return summed(played, runtime, loops(spec), tensors)
+            return summarize(played, runtime, layer_stacks(spec), tensors)
         return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     ring, local = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
 
-    def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+    def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         if layers and fsdp.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
@@ -144,7 +144,7 @@ def communication(
     """
     run = _few(spec, training, layout, rank, fsdp)
     reduces = training.microbatches if fsdp.reduces_each else 1
-    stacks = loops(spec)
+    stacks = layer_stacks(spec)
     found: dict[tuple[object, ...], Collective] = {}
     for layer, group in run.lowering.groups.items():
         times = _layers_like(layer, stacks)
@@ -186,7 +186,9 @@ def _joined(before: Collective, one: Collective, times: int) -> Collective:
 def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
     """A run that has been set up, with a few layers of each stack that has many."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    layers = {i: loop.kinds(RECORDED) for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
+    layers = {
+        i: loop.kinds(RECORDED_REPEATS) for i, loop in enumerate(layer_stacks(spec)) if loop.repeats > RECORDED_REPEATS
+    }
     run = FsdpRun(
         spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program
     )
@@ -194,10 +196,10 @@ def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: F
     return run
 
 
-def _layers_like(layer: Layer, stacks: list[Loop]) -> int:
+def _layers_like(layer: Layer, stacks: list[LayerStack]) -> int:
     """How many layers of the model a layer of a run of few stands for."""
     for loop in stacks:
         inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
-        if layer.path == loop.path and inside and loop.repeats > RECORDED:
-            return 1 + loop.repeats - RECORDED
+        if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:
+            return 1 + loop.repeats - RECORDED_REPEATS
     return 1

@@ -16,8 +16,8 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
-from ...simulator.event_log import Recorded, Recorder
-from ...simulator.layer_loops import loops
+from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
@@ -213,7 +213,7 @@ class FsdpRun(TrainingRun):
         self.fsdp, self.reshard = fsdp, reshard
         self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
-        self.stacks = [loop.path for loop in loops(spec)]
+        self.stacks = [loop.path for loop in layer_stacks(spec)]
         if fsdp.splits and (why := why_not_split(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
@@ -282,8 +282,8 @@ def record(
     workspace: int = 0,
     program: RankFlow | None = None,
     ring: Ring | None = None,
-) -> Recorded:
-    """Records set-up and two steps of one rank, for `Unfolding`. layers, program, ring: as of `FsdpRun`."""
+) -> RecordedEvents:
+    """Records set-up and two steps of one rank, for `RepeatAnalysis`. layers, program, ring: as of `FsdpRun`."""
     run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()

@@ -26,8 +26,8 @@ from ...simulator.lowering import ENTRY
 from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.dtensor import Divided
 from ...simulator.profiles.eager import Eager
-from ...simulator.repeat_microbatches import Played, Rehearsal
-from ...simulator.replay_result import Replayed
+from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -65,7 +65,7 @@ class Chunk(TrainingRun):
         super().__init__(spec, training, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
         self.number = 0
-        self.passes: Rehearsal | Played | None = None
+        self.passes: PassRecorder | PassPlayer | None = None
         self.whole: Tensor | None = None
         self.received: list[Tensor] = []
         self.gradients: list[Tensor] = []
@@ -387,7 +387,7 @@ def check_torch(layout: Layout) -> None:
 
 def replay_rank(
     spec: ModelSpec, training: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
     return replayed(RankRun(spec, training, layout, rank, meter, workspace), meter)

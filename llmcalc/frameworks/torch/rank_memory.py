@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed
-from ...simulator.layer_loops import loops
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
+from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
 from .pipeline import check_torch
@@ -22,4 +22,4 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         known = IN_FLOAT8
-    return summed(replay, runtime, loops(spec), known)
+    return summarize(replay, runtime, layer_stacks(spec), known)

@@ -31,10 +31,10 @@ from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter, Place
-from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
@@ -322,9 +322,9 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     spec = with_layers(family(name), 12)
     training = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     of_rank = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
-    stacks = loops(spec, training.recompute.every)
-    few = record(spec, training, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED)})
-    found = Unfolding(few, stacks, [0]).counted({})
+    stacks = layer_stacks(spec, training.recompute.every)
+    few = record(spec, training, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED_REPEATS)})
+    found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
     run = FsdpRun(spec, training, of_rank, fsdp, meter=meter)
     run.set_up()

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.device_memory import Term, summed
+from llmcalc.device_memory.device_memory import Term, summarize
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
@@ -32,7 +32,7 @@ from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
@@ -141,7 +141,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
         found = replay_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summed(found, runtime, loops(spec), tensors)
+        whole = summarize(found, runtime, layer_stacks(spec), tensors)
         assert stage_memory(spec, training, layout, 1, runtime, TITAN, tensors) == whole
 
 
