@@ -12,25 +12,25 @@ from ..errors import InputError
 from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
-from ..simulator.event_log import Recorded
-from ..simulator.layer_loops import FEW, Loop, loops
-from ..simulator.layer_pattern import RECORDED as REPEATS
+from ..simulator.event_log import RecordedEvents
+from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, layer_stacks
+from ..simulator.layer_pattern import RECORDED_REPEATS
 from ..simulator.meter import Peak, Place
-from ..simulator.repeat_layers import Blocks, NotRepeating, Unfolding
-from ..simulator.replay_result import Replayed
+from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
+from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import Runtime
-from .linear_in_layers import folded, node_of, of_one_pass, unfolded
+from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
 
-PLAYED = 1000
+MOST_REPLAYED_LAYERS = 1000
 """Layers up to which all are replayed on the allocator."""
 
 EXTRAPOLATED_FROM = 125, 250
-"""Layers of the two runs from which what the allocator adds to a run with more than `PLAYED` is extrapolated."""
+"""Layers of the two runs from which what the allocator adds to a run with more than `MOST_REPLAYED_LAYERS` is extrapolated."""
 
-PATTERNLESS = 256
+MOST_IRREGULAR_LAYERS = 256
 """Layers outside of the repeats of a pattern, at most: each of them is recorded by itself."""
 
-RECORDED = 1000
+MOST_RECORDED_LAYERS = 1000
 """Layers that are recorded one by one, at most, where the repeats of a pattern turn out to differ."""
 
 MOMENTS = ("prefill", "decode", "forward", "backward", "step")
@@ -100,12 +100,12 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 class Run(Protocol):
     """Records the runs of a model, each of which has an allocator of its own."""
 
-    def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+    def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """layers: repeats of each stack's pattern, all by default. workspace: bytes of one."""
 
 
 @dataclass(frozen=True)
-class Beside:
+class UnreplayedBytes:
     """Bytes that a run holds and does not replay, such as those of image encoders.
 
     kind: what they are counted under. bytes: how many. phases: when they are there; by default always. stays: whether
@@ -118,7 +118,7 @@ class Beside:
     stays: bool = True
 
 
-def known(term: Term, evidence: Sequence[Evidence]) -> Term:
+def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
     """A term of a run, known as well as the least known of what the run uses."""
     status = weakest([term.status, *(one.status for one in evidence)])
     if term.of_runtime or status == term.status:
@@ -133,16 +133,16 @@ def known(term: Term, evidence: Sequence[Evidence]) -> Term:
     return replace(term, status=status, witness=names)
 
 
-def known_memory(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
+def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
     """The memory of a device whose terms are known as well as the least known of what its run uses."""
-    return replace(device, terms=tuple(known(term, evidence) for term in device.terms))
+    return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
 def device_memory(
     spec: ModelSpec,
     run: Run,
     runtime: Runtime,
-    beside: Sequence[Beside],
+    beside: Sequence[UnreplayedBytes],
     tensors: Term,
     every: int = 1,
 ) -> DeviceMemory:
@@ -151,16 +151,16 @@ def device_memory(
     beside: what it holds too. tensors: how its tensors are known. every: one layer of so many is not run as the others
     are; 1 (default) if all are run alike.
     """
-    stacks = loops(spec, every)
+    stacks = layer_stacks(spec, every)
     found, whole = _replayed(run, runtime, stacks)
     _add(found, beside)
-    return summed(found, runtime, stacks, tensors, whole)
+    return summarize(found, runtime, stacks, tensors, whole)
 
 
-def summed(
-    found: Replayed,
+def summarize(
+    found: ReplayResult,
     runtime: Runtime,
-    stacks: list[Loop],
+    stacks: list[LayerStack],
     tensors: Term,
     whole: bool = True,
     further: Sequence[Term] = (),
@@ -181,7 +181,7 @@ def summed(
         after_step_bytes=found.after + found.slop_after,
         reserved_bytes=reserved,
         device_bytes=reserved + runtime.context,
-        peak_at=Point(place.phase, node_of(place, stacks), peak.bytes),
+        peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(found, stacks)),
         moments=moments(found.peaks),
@@ -203,7 +203,7 @@ def _allocator(whole: bool) -> tuple[Status, str]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Puts off the collection of cyclic garbage: a run makes many objects, and frees them by reference counts."""
     enabled = gc.isenabled()
     gc.disable()
@@ -214,37 +214,41 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
-def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed, bool]:
+@without_garbage_collection()
+def _replayed(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
-    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than `PLAYED`
+    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than `MOST_REPLAYED_LAYERS`
     layers plays fewer on the allocator: what that adds grows with every layer as much as between two shorter runs.
     """
-    repeating = [i for i, loop in enumerate(stacks) if loop.folds]
-    few = {i: stacks[i].kinds(REPEATS) for i in repeating}
+    repeating = [i for i, loop in enumerate(stacks) if loop.can_extrapolate]
+    few = {i: stacks[i].kinds(RECORDED_REPEATS) for i in repeating}
     try:
-        runs = [Unfolding(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
+        runs = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
     except NotRepeating:
         repeating = []
         layers = sum(stack.layers for stack in stacks)
-        if layers > RECORDED:
-            message = f"{layers:,} layers that differ are too many for memory; expected at most {RECORDED:,}"
+        if layers > MOST_RECORDED_LAYERS:
+            message = (
+                f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
+            )
             raise InputError(message) from None
-        runs = [Unfolding(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
+        runs = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
 
-    def counted(layers: Mapping[int, int]) -> Replayed:
+    def counted(layers: Mapping[int, int]) -> ReplayResult:
         return _joined([one.counted(layers) for one in runs])
 
-    def blocks(layers: Mapping[int, int]) -> Blocks:
-        return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
+    def blocks(layers: Mapping[int, int]) -> AllocatorOverhead:
+        return AllocatorOverhead.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
 
-    found = folded(counted, stacks) if repeating else of_one_pass(counted({}))
-    whole = not repeating or sum(loop.layers for loop in stacks) <= PLAYED
+    found = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
+    whole = not repeating or sum(loop.layers for loop in stacks) <= MOST_REPLAYED_LAYERS
     if whole:
         taken = blocks({})
     else:
-        some, more = ({i: max(FEW, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM)
+        some, more = (
+            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
+        )
         more = {i: min(stacks[i].repeats, max(more[i], some[i] + 1)) for i in repeating}
         added = sum((more[i] - some[i]) * stacks[i].period for i in repeating)
         missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in repeating)
@@ -256,20 +260,20 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
 
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model of which too many layers repeat no pattern."""
-    alone = sum(stack.alone if stack.repeats > REPEATS else stack.layers for stack in loops(spec))
-    if alone > PATTERNLESS:
+    alone = sum(stack.alone if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec))
+    if alone > MOST_IRREGULAR_LAYERS:
         raise InputError(
-            f"{alone:,} layers that repeat no pattern are too many for memory; expected at most {PATTERNLESS:,}"
+            f"{alone:,} layers that repeat no pattern are too many for memory; expected at most {MOST_IRREGULAR_LAYERS:,}"
         )
 
 
-def _joined(found: Sequence[Replayed]) -> Replayed:
+def _joined(found: Sequence[ReplayResult]) -> ReplayResult:
     """Several runs, one after the other."""
     peaks = {place: peak for one in found for place, peak in one.peaks.items()}
-    return Replayed(set_up=found[0].set_up, after=found[-1].after, peaks=peaks)
+    return ReplayResult(set_up=found[0].set_up, after=found[-1].after, peaks=peaks)
 
 
-def _add(found: Replayed, beside: Sequence[Beside]) -> None:
+def _add(found: ReplayResult, beside: Sequence[UnreplayedBytes]) -> None:
     """Adds what the run holds beside."""
     for one in beside:
         found.set_up += one.bytes
@@ -281,10 +285,10 @@ def _add(found: Replayed, beside: Sequence[Beside]) -> None:
                 peak.by_kind[one.kind] = peak.by_kind.get(one.kind, 0) + one.bytes
 
 
-def timeline(found: Replayed, stacks: list[Loop]) -> list[Point]:
+def timeline(found: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
     """The most of every module of every layer that makes a tensor, in the order of the phases."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
-    for phase, node, bytes in unfolded(found, stacks):
+    for phase, node, bytes in list_places(found, stacks):
         if bytes:
             points[phase].append(Point(phase, node, bytes))
     return [point for of in points.values() for point in of]

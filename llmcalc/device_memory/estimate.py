@@ -18,7 +18,7 @@ from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
 from .cuda_runtime import HOPPER, Runtime
-from .device_memory import TENSORS, Beside, DeviceMemory, Run, Term, check_layers, device_memory, known
+from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
 from .evidence import evidence_of_run
 from .inference import record_inference
 from .optimizers.registry import optimizer
@@ -102,24 +102,26 @@ class Memory:
         return training_run(self.settings, self.states)
 
     def _training(self) -> Run:
-        how = self.training()
-        return lambda layers, workspace: [record(self.spec, how, layers, workspace)]
+        training = self.training()
+        return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation) -> Run:
         """Prefill, decoding, or both, one after the other on an allocator of its own each."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
-        return lambda layers, workspace: [record_inference(self.spec, how, layers, workspace) for how in passes]
+        return lambda layers, workspace: [
+            record_inference(self.spec, inference, layers, workspace) for inference in passes
+        ]
 
-    def _beside(self) -> list[Beside]:
+    def _beside(self) -> list[UnreplayedBytes]:
         """What no replay counts: weights in another format than the run's, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._towers()
         block = cache_block(settings, use)
-        paged = [Beside("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        return [*paged, *([Beside("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
+        paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
+        return [*paged, *([UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
 
-    def _towers(self) -> list[Beside]:
+    def _towers(self) -> list[UnreplayedBytes]:
         """The image and audio encoders, if they are included: no text passes through them."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
@@ -128,7 +130,7 @@ class Memory:
         here = list(trained_tensors(count.tree, count.include))
         towers = [one for one in here if one not in list(trained_tensors(count.tree, rest))]
         n = elements_of(towers)
-        found = [Beside("weights", bytes_of(n, use.dtype))]
+        found = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
         if use.optimizer is None or use.adapters is not None:
             return found
         states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
@@ -136,13 +138,13 @@ class Memory:
         kept = self.settings.zero_grad == "zeros"
         return [
             *found,
-            Beside("optimizer", states + master),
-            Beside("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=kept),
+            UnreplayedBytes("optimizer", states + master),
+            UnreplayedBytes("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=kept),
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
         """The tensors of the run, known as well as the least known of what it uses."""
-        return known(TENSORS, self.evidence(attention))
+        return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
         """The parts, kernels, optimizer and settings of the run, each with its witness.

@@ -15,11 +15,11 @@ from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import Graph
 from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Recorded, Recorder
+from ..simulator.event_log import RecordedEvents, Recorder
 from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
-from ..simulator.replay_result import Replayed
+from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, counted_as, empty
 from ..workload.execution import Execution, LatentForm
 from ..workload.rows import SOURCE, TOKENS
@@ -95,14 +95,14 @@ class InferenceRun:
     def __init__(
         self,
         spec: ModelSpec,
-        how: Inference,
+        inference: Inference,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
     ) -> None:
-        if spec.kind == "encoder" and how.phase == "decode":
+        if spec.kind == "encoder" and inference.phase == "decode":
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
-        self.spec, self.how, self.layers, self.workspace = spec, how, dict(layers or {}), workspace
+        self.spec, self.inference, self.layers, self.workspace = spec, inference, dict(layers or {}), workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
         self.meter = Meter() if meter is None else meter
@@ -112,46 +112,53 @@ class InferenceRun:
 
     def _lowering(self, graph: Graph) -> Eager:
         graph.enabled = False
-        how = self.how
-        run_config = self._sight("prefill", Pass(how.seq, 0))
+        inference = self.inference
+        run_config = self._sight("prefill", Pass(inference.seq, 0))
         divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if divided else Eager
-        run = profile(graph, run_config, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
-        run.run_only, run.paged = self.layers, how.paged
+        run = profile(
+            graph,
+            run_config,
+            DTYPES[inference.dtype],
+            trained=False,
+            include=inference.include,
+            choices=inference.choices,
+        )
+        run.run_only, run.paged = self.layers, inference.paged
         return run
 
     def _sight(self, phase: Phase, one: Pass) -> RunConfig:
         """A last chunk of one token runs as a decoding step. An encoder gives an output for every token."""
-        how = self.how
+        inference = self.inference
         if one.past and one.tokens == 1:
             phase = "decode"
         if not self.caches:
             phase = "forward"
-        source = how.seq if how.source is None else how.source
-        workload = Workload(how.batch, one.tokens, context=one.past, source=source, phase=phase)
-        return RunConfig(workload, execution=Execution(mla=how.mla))
+        source = inference.seq if inference.source is None else inference.source
+        workload = Workload(inference.batch, one.tokens, context=one.past, source=source, phase=phase)
+        return RunConfig(workload, execution=Execution(mla=inference.mla))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
     @property
     def chunk(self) -> int:
         """Tokens of each pass over the prompt; the last one may have fewer."""
-        return self.how.seq if self.how.chunk is None or not self.caches else self.how.chunk
+        return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
     def chunks(self) -> int:
         """How many passes over the prompt there are."""
-        return -(-self.how.seq // self.chunk)
+        return -(-self.inference.seq // self.chunk)
 
     def pass_of(self, number: int) -> Pass:
         """A pass over the prompt."""
         past = number * self.chunk
-        return Pass(min(self.chunk, self.how.seq - past), past)
+        return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
         """Makes the parameters in the order in which the program uses them; to decode, also the cache of the prompt."""
         self.meter.place = Place("set-up")
-        if self.how.weights:
+        if self.inference.weights:
             self.lowering.prepare(self.program)
         else:
             apart = self._lowering(Graph(NoMeter()))
@@ -159,7 +166,7 @@ class InferenceRun:
             self.lowering.weights = apart.weights
         if self.caches:
             self.lowering.store = {}
-        if self.how.phase == "decode":
+        if self.inference.phase == "decode":
             self.cached_by(self.chunks)
 
     def cached_by(self, chunks: int) -> None:
@@ -178,15 +185,15 @@ class InferenceRun:
             for key, kept in apart.store.items():
                 self.meter.whose = key
                 self.lowering.store[key] = tuple(
-                    x if self.how.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in kept
+                    x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in kept
                 )
             self.meter.whose = None
 
     def passes(self) -> None:
         """Runs the passes of the phase."""
-        if self.how.phase != "decode":
+        if self.inference.phase != "decode":
             self.prefill()
-        if self.how.phase != "prefill" and self.caches:
+        if self.inference.phase != "prefill" and self.caches:
             self.decode()
 
     def prefill(self) -> None:
@@ -204,7 +211,7 @@ class InferenceRun:
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self.run("decode", Pass(1, self.how.seq))
+        self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], one: Pass, name: str = "") -> None:
         """Runs one pass. Its token ids and its logits are freed at the end.
@@ -220,15 +227,15 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], one: Pass) -> None:
-        how, given, meter = self.how, lowering.given, lowering.graph.meter
+        inference, given, meter = self.inference, lowering.given, lowering.graph.meter
         lowering.run_config = self._sight(phase, one)
-        given[TOKENS] = ids = empty(meter, (how.batch, one.tokens), INT64)
+        given[TOKENS] = ids = empty(meter, (inference.batch, one.tokens), INT64)
         if self.spec.kind == "encoder":
             given[SOURCE] = ids
         elif self.spec.kind == "encoder-decoder" and not one.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                given[SOURCE] = empty(meter, (how.batch, lowering.run_config.workload.source), INT64)
+                given[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
         received = lowering.enter(self.program)
         lowering.run(self.program)
         del received
@@ -242,20 +249,20 @@ MANY = 4
 
 def replay_inference(
     spec: ModelSpec,
-    how: Inference,
+    inference: Inference,
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and the passes, as `InferenceRun` does. Raises `Unsupported` for a step without kernels.
 
     `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
     and token ids are freed. `peaks` keeps several chunks of a prompt apart (`fold.of_one_pass` joins them).
     """
     meter = Meter(device)
-    run = InferenceRun(spec, how, layers, workspace, meter)
+    run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
-    found = Replayed(set_up=meter.now)
+    found = ReplayResult(set_up=meter.now)
     meter.peaks = {}
     run.passes()
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
@@ -266,12 +273,12 @@ def replay_inference(
 
 
 def record_inference(
-    spec: ModelSpec, how: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
-) -> Recorded:
-    """Records set-up and the passes, for `Unfolding`. layers: as of `InferenceRun`."""
+    spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
+) -> RecordedEvents:
+    """Records set-up and the passes, for `RepeatAnalysis`. layers: as of `InferenceRun`."""
     meter = Recorder()
-    run = InferenceRun(spec, how, layers, workspace, meter)
+    run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
     made = meter.cut()
     run.passes()
-    return Recorded(made, [], [meter.cut()], run.names)
+    return RecordedEvents(made, [], [meter.cut()], run.names)

@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..simulator.layer_loops import FEW, Loop
+from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import Peak, Place
-from ..simulator.replay_result import Replayed
+from ..simulator.replay_result import ReplayResult
 
 LISTED = 1000
 """How many repeats of a pattern a timeline lists, at most (about): of more, some at equal distances, and the last."""
 
 
-def folded(run: Callable[[Mapping[int, int]], Replayed], stacks: list[Loop]) -> Replayed:
+def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
     """What a run of all layers finds, from runs of a few, but for what an allocator counts: that is not linear.
 
     run: repeats of each stack's pattern → what it finds. Of several passes of a phase, which it keeps apart, the result
-    has one (`of_one_pass`): the higher of two linear functions is none.
+    has one (`highest_pass`): the higher of two linear functions is none.
     """
-    few = {i: FEW for i, loop in enumerate(stacks) if loop.folds}
+    few = {i: SHORT_RUN_REPEATS for i, loop in enumerate(stacks) if loop.can_extrapolate}
     base = run(few)
-    found = Replayed(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
+    found = ReplayResult(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
     slopes: dict[Place, int] = {}
     last: dict[Place, Peak] = {}
-    runs = {i: run({**few, i: FEW + 1}) for i in few}
+    runs = {i: run({**few, i: SHORT_RUN_REPEATS + 1}) for i in few}
     for i, more in runs.items():
-        times = stacks[i].repeats - FEW
+        times = stacks[i].repeats - SHORT_RUN_REPEATS
         found.set_up += times * (more.set_up - base.set_up)
         found.after += times * (more.after - base.after)
         for place, peak in found.peaks.items():
@@ -40,13 +40,13 @@ def folded(run: Callable[[Mapping[int, int]], Replayed], stacks: list[Loop]) -> 
         for place in [place for place in found.peaks if stacks[i].is_second(place)]:
             here, above = more.peaks[place], more.peaks[stacks[i].further(place, 1)]
             slopes[place] = above.bytes - here.bytes
-            last[stacks[i].further(place, stacks[i].repeats - FEW)] = peak = _copy(found.peaks[place])
-            _grow(peak, here, above, stacks[i].repeats - FEW)
+            last[stacks[i].further(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(found.peaks[place])
+            _grow(peak, here, above, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {_placed(place, stacks): peak for place, peak in found.peaks.items()}
-    return of_one_pass(Replayed(found.set_up, found.after, peaks=peaks | last, slopes=slopes))
+    return highest_pass(ReplayResult(found.set_up, found.after, peaks=peaks | last, slopes=slopes))
 
 
-def of_one_pass(found: Replayed) -> Replayed:
+def highest_pass(found: ReplayResult) -> ReplayResult:
     """The same with one pass of each phase, the one with the highest peak, under the phase's own name.
 
     Several passes of a phase, the chunks of a prompt, have numbers: `prefill 0`, `prefill 1`, …. Of a module that this
@@ -89,22 +89,22 @@ def _grow(peak: Peak, before: Peak, after: Peak, times: int) -> None:
         peak.by_kind[kind] += times * (after.by_kind[kind] - before.by_kind[kind])
 
 
-def _moved(place: Place, loop: Loop, by: int) -> Place:
+def _moved(place: Place, loop: LayerStack, by: int) -> Place:
     """The same distance from the first layers, or from the last, with `by` more repeats between."""
-    if not loop.holds(place) or place.turn < loop.before + (FEW - 1) * loop.period:
+    if not loop.holds(place) or place.turn < loop.before + (SHORT_RUN_REPEATS - 1) * loop.period:
         return place
     return loop.further(place, by)
 
 
-def _placed(place: Place, stacks: list[Loop]) -> Place:
+def _placed(place: Place, stacks: list[LayerStack]) -> Place:
     """The place in the whole model."""
     for loop in stacks:
-        if loop.folds:
-            place = _moved(place, loop, loop.repeats - FEW)
+        if loop.can_extrapolate:
+            place = _moved(place, loop, loop.repeats - SHORT_RUN_REPEATS)
     return place
 
 
-def node_of(place: Place, stacks: list[Loop]) -> str:
+def node_path(place: Place, stacks: list[LayerStack]) -> str:
     """The path of a module with the index of its layer, as it is in the tree."""
     for loop in stacks:
         if place.turn >= 0 and loop.holds(place):
@@ -112,16 +112,16 @@ def node_of(place: Place, stacks: list[Loop]) -> str:
     return place.path
 
 
-def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
+def list_places(found: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """The places of the whole model in the order in which a pass runs: phase, node, the most bytes there.
 
     Every layer of a stack is there; of a stack of thousands, about a thousand at equal distances.
 
-    found: of `folded`, or of a run of all layers.
+    found: of `extrapolate_layers`, or of a run of all layers.
     """
     points: list[tuple[str, str, int]] = []
     block: list[tuple[Place, int]] = []
-    inside: Loop | None = None
+    inside: LayerStack | None = None
 
     def flush() -> None:
         if inside is None:
@@ -129,7 +129,7 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
         phase = block[0][0].phase
         before, rest = f"{inside.path}.", len(inside.path)
         lines = [(place.turn, place.path[rest:], bytes, found.slopes.get(place, 0)) for place, bytes in block]
-        last = inside.repeats - FEW
+        last = inside.repeats - SHORT_RUN_REPEATS
         turns = sorted({*range(0, last, last // LISTED + 1), last}, reverse=phase == "backward")
         for k in turns:
             further = k * inside.period
@@ -138,8 +138,13 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
             )
         block.clear()
 
-    repeated = [loop for loop in stacks if loop.folds] if found.slopes else []
-    ends = {loop.further(place, loop.repeats - FEW) for place in found.slopes for loop in stacks if loop.holds(place)}
+    repeated = [loop for loop in stacks if loop.can_extrapolate] if found.slopes else []
+    ends = {
+        loop.further(place, loop.repeats - SHORT_RUN_REPEATS)
+        for place in found.slopes
+        for loop in stacks
+        if loop.holds(place)
+    }
     for place, peak in found.peaks.items():
         if place in ends:
             continue
@@ -148,7 +153,7 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
             flush()
             inside = loop
         if loop is None:
-            points.append((place.phase, node_of(place, stacks), peak.bytes))
+            points.append((place.phase, node_path(place, stacks), peak.bytes))
         else:
             block.append((place, peak.bytes))
     flush()

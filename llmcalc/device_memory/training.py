@@ -19,13 +19,13 @@ from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
 from ..simulator.caching_allocator import PrefixCache
 from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Event, Recorded, Recorder, passing, renamed, repeatable
+from ..simulator.event_log import Event, RecordedEvents, Recorder, passing, renamed, repeatable
 from ..simulator.lowering import Path
 from ..simulator.meter import Device, Meter, Place
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import Eager
 from ..simulator.repeat_microbatches import EventMeter
-from ..simulator.replay_result import PHASES, Replayed
+from ..simulator.replay_result import PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE, Recompute
@@ -98,30 +98,35 @@ class TrainingRun:
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
         program: Flow | None = None,
     ) -> None:
-        self.spec, self.how, self.workspace = spec, how, workspace
+        self.spec, self.training, self.workspace = spec, training, workspace
         self.workspaces: list[Storage] = []
         self.meter = Meter() if meter is None else meter
         self.graph = Graph(self.meter)
-        self.graph.keeps_gradients = how.gradient_dtype is None
+        self.graph.keeps_gradients = training.gradient_dtype is None
         run_config = RunConfig(
-            Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
+            Workload(
+                training.batch,
+                training.seq,
+                source=training.seq if training.source is None else training.source,
+                phase="training",
+            )
         )
         self.program: Flow = spec.program() if program is None else program
         self._check_choices()
         self.lowering = self.profile(
             self.graph,
             run_config,
-            DTYPES[how.dtype],
-            recompute=how.recompute,
-            include=how.include,
-            choices=how.choices,
-            adapters=how.adapters,
+            DTYPES[training.dtype],
+            recompute=training.recompute,
+            include=training.include,
+            choices=training.choices,
+            adapters=training.adapters,
         )
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None
@@ -130,7 +135,7 @@ class TrainingRun:
 
     def _check_choices(self) -> None:
         """Raises `InputError` for kernels of what the model does not have."""
-        choices, has_logits = self.how.choices, self.spec.head.type == "lm"
+        choices, has_logits = self.training.choices, self.spec.head.type == "lm"
         if choices.capacity is not None and all(step.verb != "dispatch" for step in self.program.root.steps()):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
         if not has_logits and choices.cross_entropy != "eager":
@@ -158,28 +163,28 @@ class TrainingRun:
             self.copies = [self._updated(weight) for weight in self.lowering.unused if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
-        if self.how.gradient_dtype is not None:
+        if self.training.gradient_dtype is not None:
             with counted_as(self.meter, "gradients"):
                 for key, weight in self.lowering.parameters:
                     self.meter.whose = key
-                    self.sums.append(empty(self.meter, weight.shape, self.how.gradient_dtype))
+                    self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
                 self.meter.whose = None
 
     def _updated(self, weight: Tensor) -> Tensor:
         """What the optimizer updates in the place of a weight: its copy in fp32, if there are master weights."""
-        copied = self.how.master and weight.dtype is not FLOAT32
+        copied = self.training.master and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if copied else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
         """The paths of the weights that are matrices of layers, without indices."""
-        tensors = trained_tensors(self.program.node(), self.how.include)
+        tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
         """Whether the parameter of that path is the matrix of a linear layer in a layer, or of an adapter beside it."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
-        if self.how.adapters is None:
+        if self.training.adapters is None:
             return path in self._layer_matrices
         inside = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
         return inside and not path.endswith("modules_to_save.weight")
@@ -188,14 +193,14 @@ class TrainingRun:
         """Runs one step over all micro-batches."""
         self.next_batch()
         self.micro_batches()
-        if not self.how.optimizer_in_backward:
+        if not self.training.optimizer_in_backward:
             self.update()
         self.zero_grad()
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step, of which the first has its tokens. From the second on all are alike."""
         self.forward_and_backward()
-        if self.how.microbatches > 1:
+        if self.training.microbatches > 1:
             self.next_batch()
             self.forward_and_backward()
 
@@ -213,8 +218,8 @@ class TrainingRun:
     def forward(self) -> Tensor:
         """Returns the loss of one micro-batch; of a model without a language-model head, its output."""
         self.meter.place = Place("forward")
-        self.graph.autocast = BFLOAT16 if self.how.autocast else None
-        self.graph.away = Offload(self.graph).pack if self.how.offload else None
+        self.graph.autocast = BFLOAT16 if self.training.autocast else None
+        self.graph.away = Offload(self.graph).pack if self.training.offload else None
         logits = self.lowering.run(self.program)
         self.graph.away = None
         self.meter.place = Place("forward", path="loss")
@@ -236,7 +241,7 @@ class TrainingRun:
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
         """What is called with a parameter whose gradient is complete; None for nothing."""
-        return self._update_one if self.how.optimizer_in_backward else None
+        return self._update_one if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
         """What follows a backward pass, before its graph is freed: nothing on one device."""
@@ -249,13 +254,13 @@ class TrainingRun:
 
     def _batch(self) -> None:
         """The token ids, whose names get those of the next batch; they are their own labels."""
-        how, given = self.how, self.lowering.given
-        ids = empty(self.meter, (how.batch, how.seq), INT64)
+        training, given = self.training, self.lowering.given
+        ids = empty(self.meter, (training.batch, training.seq), INT64)
         given[TOKENS] = ids
         self.lowering.take_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
-            source = how.seq if how.source is None else how.source
-            given[SOURCE] = empty(self.meter, (how.batch, source), INT64)
+            source = training.seq if training.source is None else training.source
+            given[SOURCE] = empty(self.meter, (training.batch, source), INT64)
         if self.spec.kind == "encoder":
             given[SOURCE] = ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
@@ -266,8 +271,16 @@ class TrainingRun:
         if one is None:
             return
         one.gradient = weight.grad
-        how = self.how
-        run_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
+        training = self.training
+        run_step(
+            self.graph,
+            training.optimizer,
+            [one],
+            training.implementation,
+            training.momentum,
+            training.state_dtype,
+            training.torch,
+        )
         one.gradient = weight.grad = None
 
     @cached_property
@@ -281,7 +294,7 @@ class TrainingRun:
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for one, gradient in zip(self.trained, gradients, strict=True):
             one.gradient, self.meter.whose = gradient, one.path
-            if self.how.master and gradient is not None and gradient.dtype is not FLOAT32:
+            if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
                 one.gradient = self.graph.new(gradient.shape, FLOAT32)
                 copies.append(one.gradient)
         self.meter.whose = None
@@ -289,37 +302,37 @@ class TrainingRun:
         with self.graph.no_grad():
             run_step(
                 self.graph,
-                self.how.optimizer,
+                self.training.optimizer,
                 self.trained,
-                self.how.implementation,
-                self.how.momentum,
-                self.how.state_dtype,
-                self.how.torch,
+                self.training.implementation,
+                self.training.momentum,
+                self.training.state_dtype,
+                self.training.torch,
             )
         for one in self.trained:
             one.gradient = None
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
-        if not self.how.keeps_gradients:
+        if not self.training.keeps_gradients:
             for weight in self.parameters:
                 weight.grad = None
 
 
 def replay(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     device: Device | None = None,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels.
 
     device: where blocks come from; None (default) counts exact bytes. The second step finds the free blocks that the
     first one leaves.
     """
     meter = Meter(device)
-    return replayed(TrainingRun(spec, how, layers, workspace, meter), meter)
+    return replayed(TrainingRun(spec, training, layers, workspace, meter), meter)
 
 
 class Steps(Protocol):
@@ -332,10 +345,10 @@ class Steps(Protocol):
         """Runs one step."""
 
 
-def replayed(run: Steps, meter: Meter) -> Replayed:
+def replayed(run: Steps, meter: Meter) -> ReplayResult:
     """What set-up and two steps of a run find. meter: the run's."""
     run.set_up()
-    found = Replayed(set_up=meter.now)
+    found = ReplayResult(set_up=meter.now)
     run.step()
     first, meter.peaks = meter.peaks, {}
     meter.place = Place()
@@ -348,7 +361,7 @@ def replayed(run: Steps, meter: Meter) -> Replayed:
     return found
 
 
-def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> Replayed:
+def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """What set-up and two steps of a run find, with what an allocator counts. meter: the run's."""
     found = replayed(run, meter)
     meter.cut()
@@ -356,15 +369,17 @@ def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCac
     return found
 
 
-def record(spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = None, workspace: int = 0) -> Recorded:
-    """Records set-up and two steps, for `Unfolding`. layers: as of `TrainingRun`."""
+def record(
+    spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
+) -> RecordedEvents:
+    """Records set-up and two steps, for `RepeatAnalysis`. layers: as of `TrainingRun`."""
     found = None
-    if not (how.keeps_gradients or how.optimizer_in_backward):
-        found = _from_one_pass(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
-    return found or two_steps(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
+    if not (training.keeps_gradients or training.optimizer_in_backward):
+        found = _from_one_pass(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+    return found or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
 
 
-def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
+def _from_one_pass(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
     """Two steps whose micro-batches are recorded once; None if they are not alike.
 
     The first pass makes the parameters, in the order in which it reads them, as set-up would.
@@ -385,7 +400,7 @@ def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
 
 def repeated(
     run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
-) -> Recorded | None:
+) -> RecordedEvents | None:
     """Two steps with the same passes; None if these are not alike. batch: the events that make their tokens."""
     run.update()
     first = meter.cut()
@@ -398,14 +413,14 @@ def repeated(
     if not (repeatable(batch, passes, freed, next_batch) and passing(update)):
         return None
     next_batch += renamed(batch, next_batch)
-    return Recorded(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
+    return RecordedEvents(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
 
 
-def two_steps(run: TrainingRun, meter: Recorder) -> Recorded:
+def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
     """Two steps that are both recorded."""
     run.set_up()
     set_up = meter.cut()
     run.step()
     first = meter.cut()
     run.step()
-    return Recorded(set_up, [first], [meter.cut()], PHASES)
+    return RecordedEvents(set_up, [first], [meter.cut()], PHASES)

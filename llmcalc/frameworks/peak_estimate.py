@@ -26,8 +26,8 @@ from ..parallel.rank_program import rank_program
 from ..parallel.schedules import Pipeline, pipeline
 from ..parallel.search import routed_experts
 from ..simulator.event_log import Recorder
-from ..simulator.layer_loops import FEW
-from ..simulator.layer_pattern import in_order, pattern
+from ..simulator.layer_loops import SHORT_RUN_REPEATS
+from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
 from ..simulator.profiles.dtensor import Divided
@@ -208,7 +208,7 @@ class PeakEstimate:
         root = self.spec.program().root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [[item for item in of.items if isinstance(item, Scope) and item.name == "layers"] for of in parents]
-        return [kind for stack in stacks if stack for kind in in_order(stack)]
+        return [kind for stack in stacks if stack for kind in layer_kinds(stack)]
 
     @cached_property
     def experts(self) -> int:
@@ -328,23 +328,23 @@ class PeakEstimate:
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             alone, alike = self._alone(layout, start, end, stage)
-            counts = [None] if repeats is None else [FEW + 1, FEW]
+            counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # In a shorter run layers have other numbers: where kinds differ, parameters that a longer one has not met.
             each = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
             self._measured[key] = tuple(found for of in each for found in self.measure(alone, alike, of))
         found = self._measured[key]
-        return found[0] if repeats is None else found[1].grown(found[0], repeats - FEW)
+        return found[0] if repeats is None else found[1].grown(found[0], repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
         """Layers that are measured for a stage: from, to, and how many equal ones they stand for; None for themselves.
 
-        Of equal layers, `FEW` + 2 stand for any number.
+        Of equal layers, `SHORT_RUN_REPEATS` + 2 stand for any number.
         """
         start, end = stage.layers.start, stage.layers.stop
-        wanted, kinds = FEW + 2, self.kinds
+        wanted, kinds = SHORT_RUN_REPEATS + 2, self.kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            found = pattern([kinds[i] for i in range(start, end)])  # two numbers of it are measured, each alone
-            return start, end, found.repeats if found.repeats > FEW + FEW + 1 else None
+            found = find_pattern([kinds[i] for i in range(start, end)])  # two numbers of it are measured, each alone
+            return start, end, found.repeats if found.repeats > SHORT_RUN_REPEATS + SHORT_RUN_REPEATS + 1 else None
         count = end - start
         while end - start > wanted:
             start, end = (start + 1, end) if stage.last else (start, end - 1)
@@ -392,18 +392,20 @@ class RingChunk(Chunk):
     lowering: RingAttention
 
     def __init__(
-        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
     ) -> None:
-        super().__init__(spec, replace(how, seq=part_of_sequence(layout, how.seq)), layout, rank, stage, meter)
+        super().__init__(
+            spec, replace(training, seq=part_of_sequence(layout, training.seq)), layout, rank, stage, meter
+        )
         self.lowering.ring = ring_of(layout, rank)
 
 
-def torch_passes(spec: ModelSpec, how: Training) -> Measure:
+def torch_passes(spec: ModelSpec, training: Training) -> Measure:
     """Measures passes of torch's own kernels. Raises `Unsupported` for kernels that are not in a ring."""
 
     def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
         meter = Meter()
-        chunk = RingChunk(spec, how, layout, 0, stage, meter)
+        chunk = RingChunk(spec, training, layout, 0, stage, meter)
         found: list[Passes] = []
         for count in (repeats[0], *repeats):  # the second time gradients are there already
             chunk.lowering.run_only = {} if count is None else {0: count}

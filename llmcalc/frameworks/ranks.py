@@ -9,7 +9,7 @@ from typing import Any
 
 from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import DeviceMemory, known_memory
+from ..device_memory.device_memory import DeviceMemory, memory_with_evidence
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import kernel_choices
@@ -105,7 +105,7 @@ class Cluster:
             check_serving(self.layout, self.framework)
             found = rank_memory(rank_of(self.one, self.layout, rank, runtime))
         found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.at(rank).pp, known_memory(found, self.evidence))
+        return RankMemory(rank, self.layout.at(rank).pp, memory_with_evidence(found, self.evidence))
 
     @cached_property
     def evidence(self) -> list[Evidence]:

@@ -114,21 +114,21 @@ SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def step_of(how: Training, flat: bool = False) -> Step:
+def step_of(training: Training, flat: bool = False) -> Step:
     """What the step of an optimizer takes, measured on one matrix, on two, as one may outlive its turn, and on three.
 
     flat: whether a rank's part of all parameters is one tensor, without rows.
     """
-    if how.optimizer_in_backward or how.adapters is not None:  # little: one tensor, or adapters alone
+    if training.optimizer_in_backward or training.adapters is not None:  # little: one tensor, or adapters alone
         return Step()
-    dtype, elements = DTYPES[how.dtype], SIDE * SIDE
-    gradient_type = how.gradient_dtype or dtype
-    has_copies = how.master and FLOAT32 not in (dtype, gradient_type)
+    dtype, elements = DTYPES[training.dtype], SIDE * SIDE
+    gradient_type = training.gradient_dtype or dtype
+    has_copies = training.master and FLOAT32 not in (dtype, gradient_type)
 
     def taken(count: int, matrix: bool = not flat) -> int:
         meter = Meter()
         graph, shape = Graph(meter), (elements,) if flat else (SIDE, SIDE)
-        trained = [Trained(empty(meter, shape, FLOAT32 if how.master else dtype), matrix) for _ in range(count)]
+        trained = [Trained(empty(meter, shape, FLOAT32 if training.master else dtype), matrix) for _ in range(count)]
         gradients = [empty(meter, shape, gradient_type) for _ in trained]
         before = 0
         for _ in range(2):  # the second time states are there already
@@ -136,7 +136,15 @@ def step_of(how: Training, flat: bool = False) -> Step:
             meter.restart()
             for one, gradient in zip(trained, gradients, strict=True):
                 one.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
-            run_step(graph, how.optimizer, trained, how.implementation, how.momentum, how.state_dtype, how.torch)
+            run_step(
+                graph,
+                training.optimizer,
+                trained,
+                training.implementation,
+                training.momentum,
+                training.state_dtype,
+                training.torch,
+            )
             for one in trained:
                 one.gradient = None
         return meter.peak - before
@@ -148,6 +156,6 @@ def step_of(how: Training, flat: bool = False) -> Step:
     each = max(0.0, three - two)
     largest = max(0.0, one - each)
     beside, by_adamw = max(0.0, two - 2 * each - largest), None
-    if optimizer(how.optimizer).by_matrix:
+    if optimizer(training.optimizer).by_matrix:
         by_adamw = max(0.0, taken(1, matrix=False) / elements - each)
     return Step(each, largest, beside, by_adamw, copied, kept)

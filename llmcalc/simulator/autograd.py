@@ -86,7 +86,7 @@ class Graph:
         """Keeps a tensor for the backward pass, whether parts run again or not."""
         if self.away is not None:
             return self.away(tensor)
-        self.meter.kept(tensor.storage.block, "activations")
+        self.meter.reclassify(tensor.storage.block, "activations")
         return Saved(tensor.detached())
 
     def leave_autocast(self) -> None:
@@ -279,7 +279,7 @@ def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
         if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
             given = graph.new(leaf.shape, given.dtype, leaf.strides)
         leaf.grad = given.detached() if given.has_base else given
-        graph.meter.kept(given.storage.block, "gradients")
+        graph.meter.reclassify(given.storage.block, "gradients")
     if graph.completed is not None:
         graph.completed(leaf)
 

@@ -301,7 +301,7 @@ class PrefixCache:
         return device
 
 
-class Score:
+class RequestedBytes:
     """The steps of events, which are given piece by piece, and what they request.
 
     count: of storages, which are numbered below it. requested, peak_requested: bytes.

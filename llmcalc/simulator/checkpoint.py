@@ -96,7 +96,7 @@ class Region:
         """Keeps a tensor that is made again, if the node that wants it is still there."""
         assert self.again is not None
         kept = tensor.detached()
-        self.graph.meter.kept(tensor.storage.block, "activations")
+        self.graph.meter.reclassify(tensor.storage.block, "activations")
         self.again.append(kept if self.packed[len(self.again)]() is not None else None)
         if self.early and len(self.again) == len(self.packed):
             raise _Stop
@@ -124,7 +124,7 @@ class _Kept:
     def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         out = make()
         if self.region.keeps(name, self.calls):
-            self.region.graph.meter.kept(out.storage.block, "activations")
+            self.region.graph.meter.reclassify(out.storage.block, "activations")
             results = self.region.results.setdefault(name, [])
             self.region.made_after.append((name, len(results), len(self.region.packed)))
             results.append(out.detached())

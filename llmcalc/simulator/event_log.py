@@ -95,7 +95,7 @@ class Recorder:
     def free(self, block: Block) -> None:
         self.events.append((block.handle, FREED, None))
 
-    def kept(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, kind: str) -> None:
         if block.kind != kind and block.kind in MOVABLE:
             block.kind = kind
             self.events.append((block.handle, KEPT, kind))
@@ -108,7 +108,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedEvents:
     """The events of a run, in pieces.
 
     set_up: of its set-up.

@@ -7,15 +7,15 @@ from math import lcm
 
 from ..flow.program import Scope
 from ..model import ModelSpec
-from .layer_pattern import RECORDED, in_order, pattern
+from .layer_pattern import RECORDED_REPEATS, find_pattern, layer_kinds
 from .meter import Place
 
-FEW = 3
+SHORT_RUN_REPEATS = 3
 """Repeats that a folded run has: the first, one between, and the last."""
 
 
 @dataclass(frozen=True)
-class Loop:
+class LayerStack:
     """The layers of a stack.
 
     path: that of its layers.
@@ -71,32 +71,32 @@ class Loop:
         return repeats * self.times + self.rest
 
     @property
-    def folds(self) -> bool:
+    def can_extrapolate(self) -> bool:
         """Whether two runs of a few repeats have fewer layers than one of all."""
-        return 2 * (self.alone + self.period * FEW) + self.period < self.layers
+        return 2 * (self.alone + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 
 
-def loops(spec: ModelSpec, every: int = 1) -> list[Loop]:
+def layer_stacks(spec: ModelSpec, every: int = 1) -> list[LayerStack]:
     """The layers of each stack, in the order in which the stacks run.
 
     every: one layer of so many is not run as the others are; 1 (default) if all are run alike.
     """
-    return loops_of(spec.program().root, every)
+    return program_stacks(spec.program().root, every)
 
 
-def loops_of(root: Scope, every: int = 1, below: int = 0) -> list[Loop]:
+def program_stacks(root: Scope, every: int = 1, below: int = 0) -> list[LayerStack]:
     """The layers of each stack of a program. below: the layers of the model that come before its first one."""
     found = []
     for above, kinds in _stacks(root):
-        order = list(in_order(kinds))
-        before, period, repeats = pattern(order)
+        order = list(layer_kinds(kinds))
+        before, period, repeats = find_pattern(order)
         after = len(order) - before - period * repeats
         path = ".".join((*above, kinds[0].name))
         times = lcm(period, every) // period
         repeats, rest = divmod(repeats, times)
-        if repeats > RECORDED and any(map(_shares_tensors, kinds)):
+        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, kinds)):
             repeats, rest = repeats - 1, rest + times
-        found.append(Loop(path, below + before, period * times, repeats, times, rest, after))
+        found.append(LayerStack(path, below + before, period * times, repeats, times, rest, after))
     return found
 
 

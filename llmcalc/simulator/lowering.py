@@ -31,7 +31,7 @@ from .aten import Aten
 from .autograd import Graph
 from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
-from .layer_pattern import folded, in_order
+from .layer_pattern import layer_kinds, shortened
 from .liveness import among, is_a_layer, last_readers, modules_below, unused, view_of
 from .meter import NoMeter, Place
 from .strides import Shape, count
@@ -624,7 +624,7 @@ class Lowering:
         now = self.get(first.takes)
         self._leave(first.takes)
         owners: dict[str, int] = {}
-        order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
+        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.loops))
         self.loops += 1
         after, self.after_first = self.after_first, None
         for turn, kind in enumerate(order, self.below):

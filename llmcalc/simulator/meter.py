@@ -134,7 +134,7 @@ class Meter:
         if self.device is not None:
             self.device.free(block.handle)
 
-    def kept(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, kind: str) -> None:
         """From here on the block is counted under that kind; what is a weight or an input stays one."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
@@ -162,4 +162,4 @@ class NoMeter:
 
     def free(self, block: None) -> None: ...
 
-    def kept(self, block: None, kind: str) -> None: ...
+    def reclassify(self, block: None, kind: str) -> None: ...

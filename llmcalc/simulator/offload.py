@@ -28,7 +28,7 @@ class Offload:
         """Keeps a tensor for the backward pass, on the host if it is large. A smaller one has a place in the stash."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
             self.stash.append(None)
-            self.graph.meter.kept(tensor.storage.block, "activations")
+            self.graph.meter.reclassify(tensor.storage.block, "activations")
             return Saved(tensor.detached())
         self.stash.append(tensor.detached())
         return _OnHost(self, tensor)

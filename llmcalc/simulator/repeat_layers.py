@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import CachingAllocator, Score
-from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
-from .layer_loops import Loop
-from .layer_pattern import RECORDED
+from .caching_allocator import CachingAllocator, RequestedBytes
+from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
+from .layer_loops import LayerStack
+from .layer_pattern import RECORDED_REPEATS
 from .meter import Meter, Place
-from .replay_result import Replayed
+from .replay_result import ReplayResult
 
-LAST = RECORDED - 1
+LAST = RECORDED_REPEATS - 1
 
 NAMING = FREED, KEPT
 """Marks of events that name a storage."""
@@ -36,7 +36,7 @@ class NotRepeating(Exception):
     """What was recorded does not stand for what was not: layers, or passes, that should be alike differ."""
 
 
-class Blocks(NamedTuple):
+class AllocatorOverhead(NamedTuple):
     """What an allocator adds to the bytes that tensors ask for.
 
     requested: the most that tensors ask for. slop: how many more bytes the blocks in use have, at the most of each.
@@ -49,21 +49,21 @@ class Blocks(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: CachingAllocator, score: Score) -> Blocks:
+    def of(device: CachingAllocator, score: RequestedBytes) -> AllocatorOverhead:
         """What an allocator has counted of steps."""
         slop, free = device.peak_allocated - score.peak_requested, device.peak_reserved - device.peak_allocated
-        return Blocks(score.peak_requested, slop, free, device.allocated - score.requested)
+        return AllocatorOverhead(score.peak_requested, slop, free, device.allocated - score.requested)
 
     @staticmethod
-    def joined(runs: Sequence[Blocks]) -> Blocks:
+    def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Several runs, one after the other, on an allocator of its own each."""
         requested, slop = max(one.requested for one in runs), max(one.slop for one in runs)
         reserved = max(one.requested + one.slop + one.free for one in runs)
-        return Blocks(requested, slop, reserved - requested - slop, runs[-1].slop_after)
+        return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def grown(self, more: Blocks, missing: int, added: int) -> Blocks:
+    def grown(self, more: AllocatorOverhead, missing: int, added: int) -> AllocatorOverhead:
         """With `missing` more layers than `more` has, which has `added` more than this."""
-        return Blocks(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, more, strict=True)))
+        return AllocatorOverhead(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, more, strict=True)))
 
 
 class Inner(NamedTuple):
@@ -100,21 +100,23 @@ class Sweep:
 Part: TypeAlias = list[Event] | Sweep
 
 
-class Unfolding:
+class RepeatAnalysis:
     """The events of a run, for any number of repeats.
 
-    recorded: the run, with `RECORDED` repeats of the stacks whose numbers are in `grows`, and all repeats of the
+    recorded: the run, with `RECORDED_REPEATS` repeats of the stacks whose numbers are in `grows`, and all repeats of the
         others. stacks: all of them.
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded: Recorded, stacks: Sequence[Loop], grows: Sequence[int]) -> None:
+    def __init__(self, recorded: RecordedEvents, stacks: Sequence[LayerStack], grows: Sequence[int]) -> None:
         self.recorded, self.stacks, self.grows = recorded, stacks, grows
         self.homes: dict[int, Turn | None] = {}  # storage → where it is allocated
         self.twins: dict[int, tuple[int, int]] = {}  # storage of the second or third repeat → (the second's, repeat)
         self.stack_of: dict[int, int] = {}  # storage of the second repeat → its stack
         self.known: dict[Any, Turn | None] = {}
-        self.orders = [[(i, k) for k in order] for i in grows for order in (range(RECORDED), range(LAST, -1, -1))]
+        self.orders = [
+            [(i, k) for k in order] for i in grows for order in (range(RECORDED_REPEATS), range(LAST, -1, -1))
+        ]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
         for piece in (recorded.set_up, *recorded.first, *recorded.then):
@@ -162,19 +164,19 @@ class Unfolding:
 
     def _apart(self, turn: Turn | None, events: list[Event]) -> Iterator[tuple[Turn | None, list[Event]]]:
         """Events of one repeat. Outside of all, those that free something of one after the other are theirs."""
-        if turn is not None or len(events) < RECORDED:
+        if turn is not None or len(events) < RECORDED_REPEATS:
             yield turn, events
             return
         runs = [(home, list(of)) for home, of in groupby(events, self._freed_from)]
         rest: list[Event] = []
         i = 0
         while i < len(runs):
-            if [home for home, _ in runs[i : i + RECORDED]] in self.orders:
+            if [home for home, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
                 if rest:
                     yield None, rest
-                yield from runs[i : i + RECORDED]
+                yield from runs[i : i + RECORDED_REPEATS]
                 rest = []
-                i += RECORDED
+                i += RECORDED_REPEATS
             else:
                 rest += runs[i][1]
                 i += 1
@@ -197,7 +199,7 @@ class Unfolding:
     def _repeat(self, stack: int, place: Place) -> Turn | None:
         loop = self.stacks[stack]
         repeat = (place.turn - loop.before) // loop.period
-        return (stack, repeat) if loop.holds(place) and 0 <= repeat < RECORDED else None
+        return (stack, repeat) if loop.holds(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _of(self, path: Sequence[Any]) -> Turn | None:
         """The repeat that a parameter is in."""
@@ -232,7 +234,7 @@ class Unfolding:
         """The sweep that begins with a run of a stack's first or last repeat, if one does, and where it ends."""
         rising = repeat == 0
         step, end = (1, LAST) if rising else (-1, 0)
-        turns: list[list[Event]] = [[] for _ in range(RECORDED)]
+        turns: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         waiting: list[Event] = []
         for i in range(start, len(runs)):
             turn, events = runs[i]
@@ -310,13 +312,13 @@ class Unfolding:
 
     # --- the events of a run with more layers ------------------------------------------------------------------------
 
-    def counted(self, repeats: Mapping[int, int]) -> Replayed:
+    def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
         """What a run with that many repeats of each stack's pattern counts, without an allocator; by default of all."""
-        events = Unfolded(self, repeats, places=True)
+        events = RepeatedEvents(self, repeats, places=True)
         meter = Meter()
         storages: list[Any] = [None] * events.count
         _count(meter, events.of(self.recorded.set_up), storages)
-        found = Replayed(set_up=meter.now)
+        found = ReplayResult(set_up=meter.now)
         for piece in self.recorded.first:
             _count(meter, events.of(piece), storages)
         first, meter.peaks = meter.peaks, {}
@@ -328,23 +330,23 @@ class Unfolding:
         found.after = meter.now
         return found
 
-    def blocks(self, device: CachingAllocator, repeats: Mapping[int, int]) -> Blocks:
+    def blocks(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
         """What an allocator adds to a run with that many repeats of each stack's pattern; by default of all."""
-        events = Unfolded(self, repeats, places=False)
-        score = Score(events.count)
+        events = RepeatedEvents(self, repeats, places=False)
+        score = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
             device.play(score.steps(events.of(piece)), events.count)
-        return Blocks.of(device, score)
+        return AllocatorOverhead.of(device, score)
 
 
-class Unfolded:
+class RepeatedEvents:
     """The events of a run with that many repeats of each stack's pattern; of all by default.
 
     places: whether they say where the run is, and what is kept.
     count: the number of storages.
     """
 
-    def __init__(self, whole: Unfolding, repeats: Mapping[int, int], places: bool) -> None:
+    def __init__(self, whole: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
         self.whole, self.places = whole, places
         self.between = {i: repeats.get(i, whole.stacks[i].repeats) - 2 for i in whole.grows}
         self.count = max(whole.homes, default=-1) + 1
@@ -420,8 +422,8 @@ class Unfolded:
         """A place, with the further repeats below it."""
         for i, n in self.between.items():
             loop = self.whole.stacks[i]
-            if loop.holds(place) and loop.before + LAST * loop.period <= place.turn < loop.end(RECORDED):
-                return loop.further(place, n + 2 - RECORDED)
+            if loop.holds(place) and loop.before + LAST * loop.period <= place.turn < loop.end(RECORDED_REPEATS):
+                return loop.further(place, n + 2 - RECORDED_REPEATS)
         return place
 
 
@@ -436,7 +438,7 @@ def _count(meter: Meter, events: Sequence[Event], storages: list[Any]) -> None:
         elif size == PLACED:
             meter.place = x
         elif size == KEPT:
-            meter.kept(storages[x], what)
+            meter.reclassify(storages[x], what)
         elif size == NAMED:
             storages[x] = storages[what]
         elif size == STREAMED:

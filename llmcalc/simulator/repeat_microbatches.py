@@ -67,7 +67,7 @@ class EventMeter(Meter):
             self.pieces.append((self._steps, 0))
             self._steps = []
 
-    def play(self, trace: Trace, home: Home, below: int, homes: Mapping[Home, int]) -> int:
+    def play(self, trace: PassTrace, home: PassId, below: int, homes: Mapping[PassId, int]) -> int:
         """Plays the pass `home`, of layers that come after `below` more others than in its rehearsal.
 
         homes: pass → the number of its first storage. Returns that of this pass.
@@ -91,7 +91,7 @@ class EventMeter(Meter):
         self._count(trace, below)
         return base
 
-    def _count(self, trace: Trace, below: int) -> None:
+    def _count(self, trace: PassTrace, below: int) -> None:
         now, kinds = self.now, self.by_kind
         if self._risen:
             self._here.by_kind = _sum(kinds, trace.settled)
@@ -110,7 +110,7 @@ class EventMeter(Meter):
                 if peak is None:
                     peak = self.peaks[place] = Peak()
                 if now + bytes > peak.bytes:
-                    self.peaks[place] = Sum(now + bytes, kinds, more)
+                    self.peaks[place] = SummedPeak(now + bytes, kinds, more)
                     ends_risen = ends_risen or (place == end and trace.ends_risen)
         self.peak = max(self.peak, now + trace.most)
         self.now += trace.bytes
@@ -118,7 +118,7 @@ class EventMeter(Meter):
         self._place, self._here, self._risen = end, self.peaks[end], ends_risen
 
 
-class Sum(Peak):
+class SummedPeak(Peak):
     """A peak whose kinds are added up when they are asked for: those before a pass, and how many more it has."""
 
     __slots__ = ("_by_kind", "before", "more")
@@ -147,14 +147,14 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {kind: bytes + second.get(kind, 0) for kind, bytes in first.items()}
 
 
-Home: TypeAlias = tuple[int, str, int]
+PassId: TypeAlias = tuple[int, str, int]
 """(chunk, `F`, `L` for a loss or `B`, micro-batch): a pass, with micro-batches numbered through all steps."""
 
-Case: TypeAlias = tuple[int, str, int, str]
+PassCase: TypeAlias = tuple[int, str, int, str]
 """(chunk, kind, 0 for its first and 1 for its second pass, which neighbours have run): passes that do the same."""
 
 
-class Made(NamedTuple):
+class OutputTensor(NamedTuple):
     """A tensor that a pass hands out. number: of its storage, in the pass. kind: what it is counted under."""
 
     number: int
@@ -177,7 +177,7 @@ class Made(NamedTuple):
 
 
 @dataclass
-class Trace:
+class PassTrace:
     """What a pass does.
 
     steps: what is allocated and freed; storages are numbered in the pass.
@@ -191,7 +191,7 @@ class Trace:
 
     steps: list[Step] = field(default_factory=list)
     count: int = 0
-    others: dict[Home, list[tuple[int, int]]] = field(default_factory=dict)
+    others: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     most: int = 0
@@ -200,19 +200,19 @@ class Trace:
     start: Place = NOWHERE
     end: Place = NOWHERE
     ends_risen: bool = False
-    made: tuple[tuple[int, Made], ...] = ()
+    made: tuple[tuple[int, OutputTensor], ...] = ()
     entered: str | None = None
 
-    def relative(self, home: Home) -> Trace:
+    def relative(self, home: PassId) -> PassTrace:
         """The same with micro-batches of other passes as seen from its own."""
         chunk, _, number = home
         if any(other != chunk for other, *_ in self.others):
             raise NotRepeating
         others = {(of, kind, i - number): those for (of, kind, i), those in self.others.items()}
-        return Trace(**{**self.__dict__, "others": others})
+        return PassTrace(**{**self.__dict__, "others": others})
 
 
-class Passes:
+class PassCounter:
     """Which passes have run.
 
     forwards, backwards: how many of each chunk. fresh: whether none of a step's backward passes of a chunk has run;
@@ -227,22 +227,22 @@ class Passes:
         """Says that the first backward passes that follow make gradients."""
         self.fresh = [True] * len(self.fresh)
 
-    def next_forward(self, chunk: int) -> tuple[Case, Home]:
+    def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case of a chunk's next forward pass, and which pass it is."""
         number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._case(chunk, "F", number), (chunk, "F", number)
 
-    def next_loss(self, chunk: int) -> tuple[Case, Home]:
+    def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case of the loss that follows a forward pass."""
         number = self.forwards[chunk] - 1
         return self._case(chunk, "L", number), (chunk, "L", number)
 
-    def _case(self, chunk: int, kind: str, number: int) -> Case:
+    def _case(self, chunk: int, kind: str, number: int) -> PassCase:
         before = "flying" if self.backwards[chunk] < number else "done"
         return chunk, kind, _nth(number), before if number else ""
 
-    def next_backward(self, chunk: int) -> tuple[Case, Home]:
+    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case of a chunk's next backward pass, and which pass it is."""
         number = self.backwards[chunk]
         self.backwards[chunk] += 1
@@ -256,14 +256,14 @@ def _nth(number: int) -> int:
     return min(number, 2)
 
 
-class Piece(NamedTuple):
+class RecordedPass(NamedTuple):
     """The events of a pass in a rehearsal: from, to. place: where it begins. entered: the storage that entered it.
 
     made: what it may hand out: number, a tensor like it, its storage.
     """
 
-    case: Case
-    home: Home
+    case: PassCase
+    home: PassId
     start: int
     end: int
     place: Place
@@ -271,13 +271,13 @@ class Piece(NamedTuple):
     made: list[tuple[int, Tensor, int]]
 
 
-class Rehearsal(Passes):
+class PassRecorder(PassCounter):
     """Runs passes and records them."""
 
     def __init__(self, meter: Recorder, chunks: int) -> None:
         super().__init__(chunks)
         self.meter = meter
-        self.pieces: list[Piece] = []
+        self.pieces: list[RecordedPass] = []
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Runs a forward pass. run: gives its output."""
@@ -287,11 +287,11 @@ class Rehearsal(Passes):
         """Computes the loss of the last forward pass."""
         return self._run(*self.next_loss(chunk), output, run)
 
-    def _run(self, case: Case, home: Home, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def _run(self, case: PassCase, home: PassId, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         made = run()
         x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, [shown(0, made)]))
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, [shown(0, made)]))
         return made
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
@@ -300,11 +300,11 @@ class Rehearsal(Passes):
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
         made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, made))
 
-    def traces(self) -> dict[Case, Trace]:
+    def traces(self) -> dict[PassCase, PassTrace]:
         """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
-        return Reading(self.meter.events, self.pieces).found
+        return TraceReader(self.meter.events, self.pieces).found
 
 
 def shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
@@ -315,16 +315,16 @@ def shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
 _NOWHERE = Storage(NoMeter(), 0)
 
 
-class Reading:
+class TraceReader:
     """Reads the events of a rehearsal. found: what each case does."""
 
-    def __init__(self, events: Sequence[Event], pieces: Sequence[Piece]) -> None:
+    def __init__(self, events: Sequence[Event], pieces: Sequence[RecordedPass]) -> None:
         self.events = events
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
-        self.homes: dict[int, tuple[Home, int]] = {}
+        self.homes: dict[int, tuple[PassId, int]] = {}
         self.shown = {storage for piece in pieces for _, _, storage in piece.made}
-        self.found: dict[Case, Trace] = {}
+        self.found: dict[PassCase, PassTrace] = {}
         at = 0
         for piece in pieces:
             self._between(events[at : piece.start])
@@ -349,8 +349,8 @@ class Reading:
             elif size == FREED and x in self.homes and x not in self.shown:
                 raise NotRepeating
 
-    def _trace(self, piece: Piece) -> Trace:  # noqa: PLR0915
-        trace, kinds = Trace(), dict[str, int]()
+    def _trace(self, piece: RecordedPass) -> PassTrace:  # noqa: PLR0915
+        trace, kinds = PassTrace(), dict[str, int]()
         own: dict[int, int] = {}
         here, now, risen, settled = self._first_place(piece), 0, False, False
         trace.start = here
@@ -411,7 +411,7 @@ class Reading:
             raise NotRepeating
         return trace
 
-    def _freed(self, x: int, own: Mapping[int, int], trace: Trace) -> None:
+    def _freed(self, x: int, own: Mapping[int, int], trace: PassTrace) -> None:
         """Adds that a storage is freed, which may be of another pass."""
         if x not in own and (x not in self.homes or x in self.shown):
             raise NotRepeating
@@ -422,7 +422,7 @@ class Reading:
             trace.others.setdefault(home, []).append((len(trace.steps), number))
         trace.steps.append(release(own.get(x, 0)))
 
-    def _first_place(self, piece: Piece) -> Place:
+    def _first_place(self, piece: RecordedPass) -> Place:
         """Where a pass begins, which it may say itself."""
         if piece.start < piece.end:
             x, size, _ = self.events[piece.start]
@@ -430,19 +430,19 @@ class Reading:
                 return x  # type: ignore[no-any-return]
         return piece.place
 
-    def _made(self, like: Tensor, number: int, storage: int) -> Made:
-        return Made(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
+    def _made(self, like: Tensor, number: int, storage: int) -> OutputTensor:
+        return OutputTensor(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
 
 
-class Played(Passes):
+class PassPlayer(PassCounter):
     """Plays passes in the place of running them. below: of each chunk, how many more layers come before it than in the
     rehearsal.
     """
 
-    def __init__(self, meter: EventMeter, traces: Mapping[Case, Trace], below: Sequence[int]) -> None:
+    def __init__(self, meter: EventMeter, traces: Mapping[PassCase, PassTrace], below: Sequence[int]) -> None:
         super().__init__(len(below))
         self.meter, self.traces, self.below = meter, traces, below
-        self.homes: dict[Home, int] = {}
+        self.homes: dict[PassId, int] = {}
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Plays a forward pass."""
@@ -452,7 +452,7 @@ class Played(Passes):
         """Plays the loss of the last forward pass."""
         return self._given(chunk, *self.next_loss(chunk), output)
 
-    def _given(self, chunk: int, case: Case, home: Home, entered: Tensor | None) -> Tensor:
+    def _given(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
         trace, base = self._play(chunk, case, home)
         if entered is not None and trace.entered is not None:
             entered.storage.block.kind = trace.entered
@@ -470,7 +470,7 @@ class Played(Passes):
                 storages[made.number] = made.storage(self.meter, base)
             leaves[i].grad = made.tensor(storages[made.number])
 
-    def _play(self, chunk: int, case: Case, home: Home) -> tuple[Trace, int]:
+    def _play(self, chunk: int, case: PassCase, home: PassId) -> tuple[PassTrace, int]:
         trace = self.traces.get(case)
         if trace is None:
             raise NotRepeating

@@ -13,7 +13,7 @@ PHASES = ("forward", "backward", "step")
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """What a replay of two steps found, in bytes.
 
     set_up: after set-up. peaks: place → the most in the second step, and in the first step of the optimizer.

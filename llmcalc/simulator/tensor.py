@@ -63,7 +63,7 @@ class Meter(Protocol):
     def free(self, block: Any) -> None:
         """Takes back the block of a storage that nothing refers to."""
 
-    def kept(self, block: Any, kind: str) -> None:
+    def reclassify(self, block: Any, kind: str) -> None:
         """From here on this storage is counted under that kind (`activations`, `gradients`)."""
 
 
@@ -121,7 +121,7 @@ class Gone:
 
     def free(self, block: Any) -> None: ...
 
-    def kept(self, block: Any, kind: str) -> None: ...
+    def reclassify(self, block: Any, kind: str) -> None: ...
 
 
 class Tensor:

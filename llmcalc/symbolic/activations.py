@@ -17,7 +17,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..simulator.choices import Choices
-from ..simulator.layer_loops import FEW, loops
+from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import forget
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
@@ -76,7 +76,7 @@ class Activations:
     def sums(self, side: Side, batch: int) -> Sums:
         """What every node keeps, with that many sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        few = {i: FEW for i, loop in enumerate(loops(spec)) if loop.folds}
+        few = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
         if side == "letters":
             spec, batch, seq = with_formulas(spec), Traced(batch, sequences()), Traced(seq, keys())
         how = Pass(

@@ -100,7 +100,7 @@ class Storages:
     def free(self, block: Block) -> None:
         del self.alive[id(block)]
 
-    def kept(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, kind: str) -> None:
         block.keepers.append(self.place)
 
 
@@ -137,7 +137,7 @@ class Noted(Eager):
     def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
         for value in self.reads[id(frame.scope)]:
             if value in self.values:
-                self.graph.meter.kept(self.values[value].storage.block, "activations")
+                self.graph.meter.reclassify(self.values[value].storage.block, "activations")
         return super().replayed(frame, takes, gives)
 
 

@@ -117,15 +117,15 @@ def result(
 class TrainingLoop:
     """The loop above. The names of a batch get the next one when it is made."""
 
-    def __init__(self, spec: ModelSpec, how: Training, device: str) -> None:
-        self.spec, self.how, self.device = spec, how, device
-        self.module = built(spec, how.dtype, device, how.include)
-        variants.change(self.module, how.choices, how.recompute, how.adapters, device)
+    def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
+        self.spec, self.training, self.device = spec, training, device
+        self.module = built(spec, training.dtype, device, training.include)
+        variants.change(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights = self._in_order()
-        self.updated = [w.detach().float() for w in self.weights] if how.master else self.weights
+        self.updated = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = matrices_of(self.module)
         parameters = [(one, id(weight) in matrices) for one, weight in zip(self.updated, self.weights, strict=True)]
-        self.optimizers = optimizers(how.optimizer, parameters, how.implementation, how.momentum)
+        self.optimizers = optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
     def _in_order(self) -> list[Tensor]:
         """The trained parameters in the order in which a replay makes them.
@@ -133,7 +133,7 @@ class TrainingLoop:
         The order counts because a loop over tensors still names the one before.
         """
         named = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
-        run = TrainingRun(self.spec, self.how, meter=Meter())
+        run = TrainingRun(self.spec, self.training, meter=Meter())
         run.set_up()
         keys = (".".join(str(part).strip(".") for part in key[1:] if part != "") for key, _ in run.lowering.parameters)
         found = [named.pop(name) for key in keys for name in (key, f"{key}.weight", f"{key}.bias") if name in named]
@@ -147,7 +147,7 @@ class TrainingLoop:
 
     def step(self, seen: Seen) -> None:
         """Runs one step. seen: is told of `forward` and `backward` of every micro-batch, and of `step`."""
-        for _ in range(self.how.microbatches):
+        for _ in range(self.training.microbatches):
             self.micro_batch(seen)
         self._update()
         seen("step", None)
@@ -155,7 +155,7 @@ class TrainingLoop:
     def micro_batch(self, seen: Seen) -> None:
         """Runs the passes of one micro-batch. seen: is told of `forward` and `backward`."""
         self.read()
-        with variants.running(self.how.choices):
+        with variants.running(self.training.choices):
             loss = self.loss()
             seen("forward", loss)
             loss.backward(torch.ones_like(loss))
@@ -164,30 +164,30 @@ class TrainingLoop:
 
     def read(self) -> None:
         """Makes the tokens of a micro-batch."""
-        how = self.how
-        self.ids = token_ids(self.spec, how.batch, how.seq, self.device)
-        source = how.seq if how.source is None else how.source
-        self.source = encoded(self.spec, how.batch, source, how.dtype, self.device)
+        training = self.training
+        self.ids = token_ids(self.spec, training.batch, training.seq, self.device)
+        source = training.seq if training.source is None else training.source
+        self.source = encoded(self.spec, training.batch, source, training.dtype, self.device)
 
     def loss(self) -> Tensor:
         """The loss of the tokens that have been made last."""
-        how = self.how
-        with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
-            loss: Tensor = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
+        training = self.training
+        with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
+            loss: Tensor = result(self.spec, self.module, self.ids, self.source, training.choices, training.include)
         return loss
 
     def _update(self) -> None:
-        if self.how.master:
+        if self.training.master:
             for copy, weight in zip(self.updated, self.weights, strict=True):
                 copy.grad = None if weight.grad is None else weight.grad.float()
         for one in self.optimizers:
             one.step()
-        if self.how.master:
+        if self.training.master:
             with torch.no_grad():
                 for copy, weight in zip(self.updated, self.weights, strict=True):
                     copy.grad = None
                     weight.copy_(copy)
-        self.module.zero_grad(set_to_none=not self.how.keeps_gradients)
+        self.module.zero_grad(set_to_none=not self.training.keeps_gradients)
 
 
 def optimizers(
@@ -222,9 +222,9 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
 """Path of a module → the shape, strides and type of each tensor that it caches."""
 
 
-def cache_shapes(spec: ModelSpec, how: Inference) -> CacheShapes:
+def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """What a prompt leaves in the cache, from a run on meta."""
-    passes = Passes(spec, how, "meta")
+    passes = Passes(spec, inference, "meta")
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
     return {
@@ -239,16 +239,16 @@ class Passes:
     store: the cache, by module; None for a model without one.
     """
 
-    def __init__(self, spec: ModelSpec, how: Inference, device: str) -> None:
-        self.spec, self.how, self.device = spec, how, device
-        self.module = built(spec, how.dtype, device, how.include)
-        variants.change(self.module, how.choices, NONE)
+    def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
+        self.spec, self.inference, self.device = spec, inference, device
+        self.module = built(spec, inference.dtype, device, inference.include)
+        variants.change(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}
 
     def prefill(self) -> None:
         """Runs the prompt, whole or in chunks."""
-        seq = self.how.seq
-        chunk = seq if self.how.chunk is None or self.store is None else self.how.chunk
+        seq = self.inference.seq
+        chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
         for past in range(0, seq, chunk):
             self._run(min(chunk, seq - past), past, last_only=self.store is not None)
 
@@ -265,23 +265,23 @@ class Passes:
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self._run(1, self.how.seq, last_only=False)
+        self._run(1, self.inference.seq, last_only=False)
 
     def _run(self, tokens: int, past: int, last_only: bool) -> None:
         """Runs one pass. Its token ids and its logits are freed at the end."""
-        how = self.how
-        ids, source = token_ids(self.spec, how.batch, tokens, self.device), None
+        inference = self.inference
+        ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:
-            read = how.seq if how.source is None else how.source
-            source = encoded(self.spec, how.batch, read, how.dtype, self.device)
-        with torch.no_grad(), variants.running(how.choices):
+            read = inference.seq if inference.source is None else inference.source
+            source = encoded(self.spec, inference.batch, read, inference.dtype, self.device)
+        with torch.no_grad(), variants.running(inference.choices):
             self.module(
                 ids,
                 source,
                 store=self.store,
                 past=past,
                 last_only=last_only,
-                mla=how.mla,
+                mla=inference.mla,
                 grouped_experts=True,
-                expert_capacity=how.choices.capacity,
+                expert_capacity=inference.choices.capacity,
             )

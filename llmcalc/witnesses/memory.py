@@ -205,26 +205,26 @@ def _recurrent(spec: ModelSpec) -> str:
     return ""
 
 
-def _unlike_inference(use: Any, how: Inference, device: Device) -> Iterator[tuple[bool, str]]:
+def _unlike_inference(use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
     yield is_stored_otherwise(use), "quantized weights are not in the reference"
-    yield how.paged, "a paged cache is not in the reference"
-    yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
+    yield inference.paged, "a paged cache is not in the reference"
+    yield from _unlike_kernels(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
 
 
-def _unlike_training(how: Training, device: Device) -> Iterator[tuple[bool, str]]:
-    yield how.choices.compiled, "an estimate of torch.compile"
-    yield how.gradient_dtype is not None, "sums of gradients in a format of their own"
-    yield how.state_dtype is not None, "optimizer states in a format of their own"
-    record = optimizer(how.optimizer)
+def _unlike_training(training: Training, device: Device) -> Iterator[tuple[bool, str]]:
+    yield training.choices.compiled, "an estimate of torch.compile"
+    yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
+    yield training.state_dtype is not None, "optimizer states in a format of their own"
+    record = optimizer(training.optimizer)
     yield record.built is None, record.not_in_torch or "no optimizer of torch is named in its record"
-    yield how.adapters is not None and how.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
-    yield how.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
-    yield how.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
+    yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
+    yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
+    yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
-    of_library = how.choices.cross_entropy in ("fused", "chunked")
+    of_library = training.choices.cross_entropy in ("fused", "chunked")
     yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
-    yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
+    yield from _unlike_kernels(training.choices.attention, training.choices.norm, device)
     yield True, ""
 
 
@@ -299,17 +299,17 @@ class Passed(NamedTuple):
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed_steps(spec: ModelSpec, how: Training, number: int = STEPS) -> Steps:
+def replayed_steps(spec: ModelSpec, training: Training, number: int = STEPS) -> Steps:
     """The replay of training steps, as a dispatch mode sees them. number: 2, or 1 for the first one alone."""
     meter = Meter()
-    run = TrainingRun(spec, how, meter=meter)
+    run = TrainingRun(spec, training, meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     set_up, steps = meter.now, []
     for _ in range(number):
         meter.peaks = {}
         live, saved = 0, None
-        for _ in range(how.microbatches):
+        for _ in range(training.microbatches):
             run.next_batch()
             loss = run.forward()
             live = meter.now
@@ -326,10 +326,10 @@ def replayed_steps(spec: ModelSpec, how: Training, number: int = STEPS) -> Steps
     return Steps(set_up, steps[0], steps[-1])
 
 
-def replayed_passes(spec: ModelSpec, how: Training) -> dict[str, int]:
+def replayed_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     """Quantity → bytes of a micro-batch's passes beside weights, as torch runs them without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
-    run = TrainingRun(spec, how, meter=meter)
+    run = TrainingRun(spec, training, meter=meter)
 
     def add(size: Number, in_place: bool) -> None:
         nonlocal sums
@@ -370,7 +370,7 @@ def _named(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
 
 def _saved(run: TrainingRun, loss: Any) -> int | None:
     """The bytes that the graph behind a loss keeps, beside weights and inputs."""
-    if run.how.recompute is not NONE:
+    if run.training.recompute is not NONE:
         return None
     given = {id(one.storage) for one in _inputs(run)}
     kept = [one for one in saved_storages(loss) if one.block.kind != "weights" and id(one) not in given]
@@ -378,9 +378,9 @@ def _saved(run: TrainingRun, loss: Any) -> int | None:
     return total
 
 
-def replayed_pass(spec: ModelSpec, how: Inference) -> Passed:
+def replayed_pass(spec: ModelSpec, inference: Inference) -> Passed:
     """The replay of a prefill, or of a decoding step."""
-    found = replay_inference(spec, how)
+    found = replay_inference(spec, inference)
     return Passed(found.peak[1].bytes, found.after)
 
 
@@ -404,9 +404,9 @@ class OnCpu(Alive):
             super()._follow(tensor, func)
 
 
-def measured_steps(spec: ModelSpec, how: Training, device: str, number: int = STEPS) -> Steps:
+def measured_steps(spec: ModelSpec, training: Training, device: str, number: int = STEPS) -> Steps:
     """Training steps of the reference. number: as in `replayed_steps`."""
-    mode = OnCpu(device=device) if device == "cpu" and how.implementation != "fused" else Alive(device=device)
+    mode = OnCpu(device=device) if device == "cpu" and training.implementation != "fused" else Alive(device=device)
     most: dict[str, int] = {}
     held: dict[str, Any] = {}
 
@@ -414,11 +414,11 @@ def measured_steps(spec: ModelSpec, how: Training, device: str, number: int = ST
         most[phase], mode.peak = max(most.get(phase, 0), mode.peak), mode.now
         if loss is not None:
             known = {one.untyped_storage()._cdata for one in loop.outside}
-            held["saved"] = None if how.recompute is not NONE else saved_bytes(loss, known, device)
+            held["saved"] = None if training.recompute is not NONE else saved_bytes(loss, known, device)
             held["live"] = mode.now
 
     with Remembered(), mode:
-        loop = TrainingLoop(spec, how, device)
+        loop = TrainingLoop(spec, training, device)
         mode.follow((*loop.module.parameters(), *loop.module.buffers()))
         set_up, steps = mode.now, []
         if isinstance(mode, OnCpu):
@@ -431,12 +431,12 @@ def measured_steps(spec: ModelSpec, how: Training, device: str, number: int = ST
     return Steps(set_up, steps[0], steps[-1])
 
 
-def measured_passes(spec: ModelSpec, how: Training) -> dict[str, int]:
+def measured_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     """Quantity → bytes of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
-        loop = TrainingLoop(spec, how, "cpu")
+        loop = TrainingLoop(spec, training, "cpu")
     loop.read()
-    with torch.no_grad(), variants.running(how.choices):
+    with torch.no_grad(), variants.running(training.choices):
         loop.loss()  # what is made once is made here
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run, ExitStack() as now:
         now.enter_context(record_function(FORWARD))
@@ -451,16 +451,16 @@ def measured_passes(spec: ModelSpec, how: Training) -> dict[str, int]:
     return _named(events.passes(), events.sums)
 
 
-def measured_pass(spec: ModelSpec, how: Inference, device: str) -> Passed:
+def measured_pass(spec: ModelSpec, inference: Inference, device: str) -> Passed:
     """A prefill of the reference, or a decoding step with a cache of the shapes that a prefill leaves."""
     mode = Alive(device=device)
     with Remembered():
-        shapes = cache_shapes(spec, how) if how.phase == "decode" else {}
+        shapes = cache_shapes(spec, inference) if inference.phase == "decode" else {}
     with Remembered(), mode:
-        passes = Passes(spec, how, device)
+        passes = Passes(spec, inference, device)
         mode.follow((*passes.module.parameters(), *passes.module.buffers()))
-        if how.phase == "decode":
+        if inference.phase == "decode":
             passes.cache_of(shapes)
         mode.peak = mode.now
-        (passes.decode if how.phase == "decode" else passes.prefill)()
+        (passes.decode if inference.phase == "decode" else passes.prefill)()
         return Passed(mode.peak, mode.now)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 
 import llmcalc
-from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import record, sharding
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.repeat_layers import Unfolding
-from llmcalc.simulator.replay_result import Replayed
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
+from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.workload.recompute import recompute_of
 
 from .timing import calls, line
@@ -41,8 +41,10 @@ def main() -> None:
     line("every layer on the allocator too", f"{answer * 1e3:.0f} ms")
 
 
-def tensors(spec: ModelSpec) -> Replayed:
+def tensors(spec: ModelSpec) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
-    stacks = loops(spec)
-    few = {i: stack.kinds(RECORDED) for i, stack in enumerate(stacks)}
-    return folded(Unfolding(record(spec, HOW, sharding(HOW, LAYOUT, 0), layers=few), stacks, list(few)).counted, stacks)
+    stacks = layer_stacks(spec)
+    few = {i: stack.kinds(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
+    return extrapolate_layers(
+        RepeatAnalysis(record(spec, HOW, sharding(HOW, LAYOUT, 0), layers=few), stacks, list(few)).counted, stacks
+    )

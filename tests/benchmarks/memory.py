@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.repeat_layers import Unfolding
-from llmcalc.simulator.replay_result import Replayed
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
+from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory.training_memory import training_memory
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -33,12 +33,12 @@ COMPARED = {
 
 def main() -> None:
     """Prints the times of an answer and of its parts, and differences from runs of all layers."""
-    spec, how = llmcalc.load(TARGET).model, COMPARED[TARGET]
+    spec, training_config = llmcalc.load(TARGET).model, COMPARED[TARGET]
     answer, exact, whole = calls(
         [
             lambda: llmcalc.memory(TARGET, "training", seq=SEQ).device.timeline,
-            lambda: tensors(spec, how),
-            lambda: replay(spec, how, WitnessAllocator(), None, HOPPER.workspace),
+            lambda: tensors(spec, training_config),
+            lambda: replay(spec, training_config, WitnessAllocator(), None, HOPPER.workspace),
         ],
         RUNS,
         time.process_time,
@@ -52,22 +52,22 @@ def main() -> None:
         print(f"  {name:<40} {differences(llmcalc.load(name).model, training)}")
 
 
-def tensors(spec: ModelSpec, how: Training) -> Replayed:
+def tensors(spec: ModelSpec, training: Training) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
-    stacks = loops(spec, how.recompute.every)
-    few = {i: stack.kinds(RECORDED) for i, stack in enumerate(stacks)}
-    unfolding = Unfolding(record(spec, how, few, HOPPER.workspace), stacks, list(few))
+    stacks = layer_stacks(spec, training.recompute.every)
+    few = {i: stack.kinds(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
+    unfolding = RepeatAnalysis(record(spec, training, few, HOPPER.workspace), stacks, list(few))
 
-    def counted(layers: Mapping[int, int]) -> Replayed:
+    def counted(layers: Mapping[int, int]) -> ReplayResult:
         return unfolding.counted(layers)
 
-    return folded(counted, stacks)
+    return extrapolate_layers(counted, stacks)
 
 
-def differences(spec: ModelSpec, how: Training) -> str:
+def differences(spec: ModelSpec, training: Training) -> str:
     """How far the blocks after a step, the peak of blocks and the segments of a folded run are from a whole run's."""
     device = WitnessAllocator()
-    whole, found = replay(spec, how, device, None, HOPPER.workspace), training_memory(spec, how)
+    whole, found = replay(spec, training, device, None, HOPPER.workspace), training_memory(spec, training)
     pairs = {
         "after": (found.after_step_bytes, whole.after + whole.slop_after),
         "peak": (found.peak_bytes, device.peak_allocated),

@@ -24,7 +24,7 @@ import llmcalc.components
 from llmcalc.components.base import Part
 from llmcalc.components.evidence import in_words
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.device_memory.device_memory import TENSORS, known
+from llmcalc.device_memory.device_memory import TENSORS, with_evidence
 from llmcalc.device_memory.optimizers.registry import optimizers
 from llmcalc.errors import InputError
 from llmcalc.evidence import STATUSES, UNTESTED, Evidence, FrameworkEvidence, Witness, weakest, witness_of
@@ -191,12 +191,12 @@ def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
     below = STATUSES[: STATUSES.index(status) + 1]
     assert weakest(below) == status
     evidence = [Evidence("optimizer", one, Witness(one, f"a {one}", "")) for one in below]
-    assert known(TENSORS, evidence).status == status
+    assert with_evidence(TENSORS, evidence).status == status
 
 
 def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
     term = TENSORS.__class__("CUDA context", 1, "estimate", "", of_runtime=True)
-    assert known(term, [Evidence("optimizer", "lion")]) == term
+    assert with_evidence(term, [Evidence("optimizer", "lion")]) == term
 
 
 # --- what was called exact before, and is not now ---------------------------------------------------------------------

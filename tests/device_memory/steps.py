@@ -14,11 +14,11 @@ from tests.simulator import models
 __all__ = ["Step", "Steps", "by_torch", "device_of", "replayed"]
 
 
-def device_of(how: Training) -> str:
+def device_of(training: Training) -> str:
     """Where torch runs these steps: fused optimizers and autocast on the CPU, some kernels on meta alone."""
-    return models.device_of(how.choices)
+    return models.device_of(training.choices)
 
 
-def by_torch(spec: ModelSpec, how: Training, device: str = "", number: int = 2) -> Steps:
+def by_torch(spec: ModelSpec, training: Training, device: str = "", number: int = 2) -> Steps:
     """Steps of the reference."""
-    return measured_steps(spec, how, device or device_of(how), number)
+    return measured_steps(spec, training, device or device_of(training), number)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.linear_in_layers import folded
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import Training, replay
 from llmcalc.flow.program import Scope
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import Loop, loops
-from llmcalc.simulator.layer_pattern import pattern
+from llmcalc.simulator.layer_loops import LayerStack, layer_stacks
+from llmcalc.simulator.layer_pattern import find_pattern
 from llmcalc.workload.recompute import Recompute
 from tests.device_memory.training_memory import training_memory
 
@@ -24,11 +24,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "qwen3-0.6b"])
 def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
-    spec, how = llmcalc.load(name).model, WAYS[way]
-    stacks = loops(spec)
-    assert all(loop.folds for loop in stacks)
-    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
-    whole = replay(spec, how)
+    spec, training = llmcalc.load(name).model, WAYS[way]
+    stacks = layer_stacks(spec)
+    assert all(loop.can_extrapolate for loop in stacks)
+    few = extrapolate_layers(lambda layers: replay(spec, training, None, layers), stacks)
+    whole = replay(spec, training)
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
     assert few.peaks
     for place, peak in few.peaks.items():
@@ -37,36 +37,40 @@ def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
 
 def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     spec = llmcalc.load("t5-v1.1-xl").model
-    stacks = loops(spec)
+    stacks = layer_stacks(spec)
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
-    how = Training(batch=1, seq=32, source=48)
-    few = folded(lambda layers: replay(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks)
-    whole = replay(spec, how)
+    training = Training(batch=1, seq=32, source=48)
+    few = extrapolate_layers(
+        lambda layers: replay(spec, training, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks
+    )
+    whole = replay(spec, training)
     assert few.peak[1].bytes == whole.peak[1].bytes
     assert few.after == whole.after
 
 
 def test_a_pattern_of_kinds_is_one_repeat() -> None:
     """Gemma 3 27B: 62 layers, five with a window and one without, and two more."""
-    assert loops(llmcalc.load("gemma3-27b").model) == [Loop("layers", 0, 6, 10, after=2)]
-    assert not loops(llmcalc.load("gemma3-4b").model)[0].folds  # 34 layers: two runs of 18 and 24 would take longer
+    assert layer_stacks(llmcalc.load("gemma3-27b").model) == [LayerStack("layers", 0, 6, 10, after=2)]
+    assert not layer_stacks(llmcalc.load("gemma3-4b").model)[
+        0
+    ].can_extrapolate  # 34 layers: two runs of 18 and 24 would take longer
 
 
 def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> None:
     """Of 62 layers in patterns of 6: 5 repeats of 12 layers and 2 more, of which each fourth layer is the same."""
-    assert loops(llmcalc.load("gemma3-27b").model, every=4) == [Loop("layers", 0, 12, 5, 2, 0, after=2)]
-    (loop,) = loops(llmcalc.load("llama3-70b").model, every=3)  # 26 repeats of 3 layers, and two layers
+    assert layer_stacks(llmcalc.load("gemma3-27b").model, every=4) == [LayerStack("layers", 0, 12, 5, 2, 0, after=2)]
+    (loop,) = layer_stacks(llmcalc.load("llama3-70b").model, every=3)  # 26 repeats of 3 layers, and two layers
     assert (loop.period, loop.repeats, loop.kinds(4)) == (3, 26, 4 * 3 + 2)
 
 
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
     """Layers before it, and layers after it that it does not continue."""
     window, full = Scope("layers", {}), Scope("layers", {})
-    assert pattern([window] * 9) == (0, 1, 9)
-    assert pattern([full] * 3 + [window] * 9) == (3, 1, 9)
-    assert pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
-    assert pattern([window] * 9 + [full] * 12) == (9, 1, 12)
-    assert pattern([full, window] * 4) == (0, 8, 1)  # four repeats of it would be as many
+    assert find_pattern([window] * 9) == (0, 1, 9)
+    assert find_pattern([full] * 3 + [window] * 9) == (3, 1, 9)
+    assert find_pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
+    assert find_pattern([window] * 9 + [full] * 12) == (9, 1, 12)
+    assert find_pattern([full, window] * 4) == (0, 8, 1)  # four repeats of it would be as many
 
 
 def test_of_thousands_of_layers_a_timeline_lists_some() -> None:

@@ -12,16 +12,16 @@ from tests.device_memory.steps import by_torch, replayed
 def things(case: Case) -> set[Thing]:
     """What a case runs."""
     spec = models()[case.model]
-    how = training(spec, dict(case.values))
-    return of_run(spec, how.choices, how.optimizer, how.include)
+    training_config = training(spec, dict(case.values))
+    return of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
 
 
 @compares(things)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_steps_hold_what_torch_holds(case: Case) -> None:
     spec = models()[case.model]
-    how = training(spec, dict(case.values))
-    assert replayed(spec, how, case.steps) == by_torch(spec, how, number=case.steps)
+    training_config = training(spec, dict(case.values))
+    assert replayed(spec, training_config, case.steps) == by_torch(spec, training_config, number=case.steps)
 
 
 def test_the_sample_covers_what_torch_can_run() -> None:

@@ -17,13 +17,13 @@ from llmcalc.components.position import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import inference
 from llmcalc.device_memory.inference import Inference, replay_inference
-from llmcalc.device_memory.linear_in_layers import folded, of_one_pass
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Place
-from llmcalc.simulator.replay_result import Replayed
+from llmcalc.simulator.replay_result import ReplayResult
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.simulator.witness import Alive
@@ -40,33 +40,33 @@ class Found(NamedTuple):
     after: int
 
 
-def most(found: Replayed, phase: str) -> int:
+def most(found: ReplayResult, phase: str) -> int:
     return max((peak.bytes for place, peak in found.peaks.items() if place.phase.startswith(phase)), default=0)
 
 
-def replayed(spec: ModelSpec, how: Inference) -> Found:
-    found = replay_inference(spec, how)
+def replayed(spec: ModelSpec, inference: Inference) -> Found:
+    found = replay_inference(spec, inference)
     return Found(found.set_up, most(found, "prefill"), most(found, "decode"), found.after)
 
 
-def by_torch(spec: ModelSpec, how: Inference) -> Found:
+def by_torch(spec: ModelSpec, inference: Inference) -> Found:
     """The reference on meta: weights first, then each pass with token ids of its own."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, how.dtype))
+    torch.set_default_dtype(getattr(torch, inference.dtype))
     mode = Alive()
     with torch.device("meta"), mode:
         module: Any = spec.reference()
     torch.set_default_dtype(before)
     made, store, peaks = mode.now, dict[Any, Any](), dict[str, int]()
-    chunk = how.chunk or how.seq
-    passes = [("prefill", min(chunk, how.seq - past), past) for past in range(0, how.seq, chunk)]
+    chunk = inference.chunk or inference.seq
+    passes = [("prefill", min(chunk, inference.seq - past), past) for past in range(0, inference.seq, chunk)]
     if spec.kind != "encoder":
-        passes.append(("decode", 1, how.seq))
+        passes.append(("decode", 1, inference.seq))
     with torch.no_grad(), mode:
         for phase, tokens, past in passes:
             mode.peak = mode.now
-            ids = torch.zeros(how.batch, tokens, dtype=torch.int64, device="meta")
-            source = torch.zeros(how.batch, how.source or how.seq, dtype=torch.int64, device="meta")
+            ids = torch.zeros(inference.batch, tokens, dtype=torch.int64, device="meta")
+            source = torch.zeros(inference.batch, inference.source or inference.seq, dtype=torch.int64, device="meta")
             reads = spec.kind == "encoder-decoder" and not past
             if not reads:
                 del source
@@ -85,17 +85,17 @@ def by_torch(spec: ModelSpec, how: Inference) -> Found:
     ids=lambda p: p.type,
 )
 def test_passes_hold_what_torch_holds(part: Any, chunk: int | None) -> None:
-    spec, how = around_a_model(part), Inference(batch=BATCH, seq=7, chunk=chunk)
-    assert replayed(spec, how) == by_torch(spec, how)
+    spec, inference = around_a_model(part), Inference(batch=BATCH, seq=7, chunk=chunk)
+    assert replayed(spec, inference) == by_torch(spec, inference)
 
 
 def test_an_encoder_holds_what_torch_holds() -> None:
     """One pass, with an output for every token; it keeps nothing and does not decode."""
     spec = around_a_model(Block.examples()[1]).model_copy(update={"encoder": None})
     spec = spec.model_copy(update={"encoder": spec.decoder, "decoder": None})
-    how = Inference(batch=BATCH, seq=7)
-    found = replayed(spec, how)
-    assert found == by_torch(spec, how)
+    inference = Inference(batch=BATCH, seq=7)
+    found = replayed(spec, inference)
+    assert found == by_torch(spec, inference)
     assert (found.decode, found.after) == (0, found.set_up)
     with pytest.raises(InputError, match="an encoder-only model does not decode"):
         replay_inference(spec, Inference(phase="decode"))
@@ -122,14 +122,14 @@ def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
     holds_at_every_place(llmcalc.load("t5-v1.1-xl").model, replace(WAYS[way], source=30))
 
 
-def holds_at_every_place(spec: ModelSpec, how: Inference) -> None:
-    stacks = loops(spec)
-    assert all(loop.folds for loop in stacks)
+def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
+    stacks = layer_stacks(spec)
+    assert all(loop.can_extrapolate for loop in stacks)
 
-    def run(layers: Mapping[int, int]) -> Replayed:
-        return replay_inference(spec, how, None, {i: stacks[i].kinds(n) for i, n in layers.items()})
+    def run(layers: Mapping[int, int]) -> ReplayResult:
+        return replay_inference(spec, inference, None, {i: stacks[i].kinds(n) for i, n in layers.items()})
 
-    few, whole = folded(run, stacks), of_one_pass(run({}))
+    few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
     assert few.peaks
     for place, peak in few.peaks.items():
@@ -141,8 +141,8 @@ def holds_at_every_place(spec: ModelSpec, how: Inference) -> None:
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "mamba-130m", "gemma3-270m"])
 def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
-    spec, how = llmcalc.load(name).model, Inference(seq=40)
-    both, alone = replay_inference(spec, how), replay_inference(spec, replace(how, phase="decode"))
+    spec, inference = llmcalc.load(name).model, Inference(seq=40)
+    both, alone = replay_inference(spec, inference), replay_inference(spec, replace(inference, phase="decode"))
     assert {p: k.bytes for p, k in alone.peaks.items()} == {
         p: k.bytes for p, k in both.peaks.items() if p.phase == "decode"
     }
@@ -153,10 +153,10 @@ def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
 
 def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = llmcalc.load("smollm2-135m").model
-    for how in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
-        some = of_one_pass(replay_inference(spec, how))
+    for inference_config in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
+        some = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.setattr(inference, "MANY", 100)
-        every = of_one_pass(replay_inference(spec, how))
+        every = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.undo()
         assert some.after == every.after
         assert {place: peak.bytes for place, peak in some.peaks.items()} == {
@@ -210,7 +210,10 @@ def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
 
 
 def test_blocks_of_the_allocator_are_no_less() -> None:
-    spec, how = llmcalc.load("smollm2-135m").model, Inference(batch=2, seq=100)
-    exact, blocks = replay_inference(spec, how), replay_inference(spec, how, WitnessAllocator(), workspace=1 << 20)
+    spec, inference = llmcalc.load("smollm2-135m").model, Inference(batch=2, seq=100)
+    exact, blocks = (
+        replay_inference(spec, inference),
+        replay_inference(spec, inference, WitnessAllocator(), workspace=1 << 20),
+    )
     assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved
     assert blocks.peak[1].kinds["overhead"] == 1 << 20

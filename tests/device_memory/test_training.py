@@ -24,8 +24,8 @@ class Step(NamedTuple):
     after: int
 
 
-def replayed(spec: ModelSpec, how: Training) -> Step:
-    run = TrainingRun(spec, how)
+def replayed(spec: ModelSpec, training: Training) -> Step:
+    run = TrainingRun(spec, training)
     run.graph.adds_in_place = False
     run.set_up()
     run.step()
@@ -38,30 +38,30 @@ def replayed(spec: ModelSpec, how: Training) -> Step:
     return Step(**most, after=run.meter.now)
 
 
-def names(spec: ModelSpec, how: Training) -> list[str]:
+def names(spec: ModelSpec, training: Training) -> list[str]:
     """The names of the parameters in the order in which a run makes them."""
-    run = TrainingRun(spec, how)
+    run = TrainingRun(spec, training)
     run.set_up()
     return [".".join(str(part) for part in key[1:]).replace("..", ".") for key, _ in run.lowering.parameters]
 
 
-def by_torch(spec: ModelSpec, how: Training) -> Step:
+def by_torch(spec: ModelSpec, training: Training) -> Step:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, how.dtype))
+    torch.set_default_dtype(getattr(torch, training.dtype))
     mode = Alive()
     with torch.device("meta"), mode:
         module: Any = spec.reference()
     torch.set_default_dtype(before)
     named = dict(module.named_parameters())
-    ordered = [named[name] for name in names(spec, how)]  # a loop over tensors still names the one before
+    ordered = [named[name] for name in names(spec, training)]  # a loop over tensors still names the one before
     assert len(ordered) == len(named)
-    optimizer = torch.optim.AdamW(ordered, foreach=how.implementation != "loop")
+    optimizer = torch.optim.AdamW(ordered, foreach=training.implementation != "loop")
     found: dict[str, int] = {}
     with mode:
         for _ in range(2):
             mode.peak = mode.now
-            for _ in range(how.microbatches):
-                ids = torch.zeros(how.batch, how.seq, dtype=torch.int64, device="meta")
+            for _ in range(training.microbatches):
+                ids = torch.zeros(training.batch, training.seq, dtype=torch.int64, device="meta")
                 logits = module(ids)
                 loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
                 del logits
@@ -75,8 +75,8 @@ def by_torch(spec: ModelSpec, how: Training) -> Step:
     return Step(**found, after=mode.now)
 
 
-@pytest.mark.parametrize("how", [Training(batch=2, seq=7), Training(batch=1, seq=9, implementation="loop")])
+@pytest.mark.parametrize("training", [Training(batch=2, seq=7), Training(batch=1, seq=9, implementation="loop")])
 @pytest.mark.parametrize("number", [0, 1, 2, 12])
-def test_a_step_holds_what_torch_holds(number: int, how: Training) -> None:
+def test_a_step_holds_what_torch_holds(number: int, training: Training) -> None:
     spec = around_a_model(Block.examples()[number])
-    assert replayed(spec, how) == by_torch(spec, how)
+    assert replayed(spec, training) == by_torch(spec, training)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
-from llmcalc.device_memory.device_memory import TENSORS, DeviceMemory, device_memory, known
+from llmcalc.device_memory.device_memory import TENSORS, DeviceMemory, device_memory, with_evidence
 from llmcalc.device_memory.evidence import evidence_of_run
 from llmcalc.device_memory.training import Training, record
 from llmcalc.model import ModelSpec
@@ -16,6 +16,6 @@ def training_memory(spec: ModelSpec, training: Training, runtime: Runtime = HOPP
         lambda layers, workspace: [record(spec, training, layers, workspace)],
         runtime,
         (),
-        known(TENSORS, evidence_of_run(spec, training.choices, training.optimizer)),
+        with_evidence(TENSORS, evidence_of_run(spec, training.choices, training.optimizer)),
         training.recompute.every,
     )

@@ -42,9 +42,9 @@ def tiny(**changes: Any) -> ModelSpec:
     return llmcalc.load("llama3-8b", **{**TINY, **changes}).model
 
 
-def by_torch(spec: ModelSpec, how: Inference, layout: Layout, rank: int) -> Found:
+def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:
     """The reference on one rank of a fake process group: set-up, a prefill and a decoding step."""
-    dtype = getattr(torch, how.dtype)
+    dtype = getattr(torch, inference.dtype)
     with fake_rank(layout.at(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
         mesh = init_device_mesh("cpu", (layout.tp,))
         module: Any = spec.reference().to(dtype)
@@ -63,10 +63,10 @@ def by_torch(spec: ModelSpec, how: Inference, layout: Layout, rank: int) -> Foun
             mode.follow(one.to_local() if isinstance(one, DTensor) else one for one in whole)
             del whole
             set_up = mode.now
-            for phase, tokens, past in (("prefill", how.seq, 0), ("decode", 1, how.seq)):
+            for phase, tokens, past in (("prefill", inference.seq, 0), ("decode", 1, inference.seq)):
                 mode.peak = mode.now
-                ids = torch.zeros(how.batch, tokens, dtype=torch.int64)
-                given = ids if share.first else torch.zeros(how.batch, tokens, spec.hidden_size, dtype=dtype)
+                ids = torch.zeros(inference.batch, tokens, dtype=torch.int64)
+                given = ids if share.first else torch.zeros(inference.batch, tokens, spec.hidden_size, dtype=dtype)
                 last = phase == "prefill"
                 out = module(given, None, store=store, past=past, last_only=last, grouped_experts=True)
                 del out, ids, given
@@ -89,14 +89,14 @@ MODELS = {
 @compares(lambda name: under("torch", MODELS[name]))
 @pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
 def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
-    spec, how, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
-    assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
+    spec, inference, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
+    assert replayed(of_rank(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
-    spec, how, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
-    assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
+    spec, inference, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
+    assert replayed(of_rank(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 
 def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:

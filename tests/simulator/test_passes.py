@@ -15,11 +15,11 @@ from llmcalc.frameworks.megatron import rank_memory as answer
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import CachingAllocator, PrefixCache, Score, allocation
+from llmcalc.simulator.caching_allocator import CachingAllocator, PrefixCache, RequestedBytes, allocation
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.simulator.meter import Place
 from llmcalc.simulator.repeat_layers import NotRepeating
-from llmcalc.simulator.repeat_microbatches import Rehearsal
+from llmcalc.simulator.repeat_microbatches import PassRecorder
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
 from tests.simulator.allocator_witness import WitnessAllocator
 
@@ -75,7 +75,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         events, count = drawn(random)
         device, played = WitnessAllocator(expandable), CachingAllocator(expandable)
         allocated(events, count, device)
-        half, score = len(events) // 2, Score(count)
+        half, score = len(events) // 2, RequestedBytes(count)
         played.play(score.steps(events[:half]), count)
         played.play([(x - 5, size, n) for x, size, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
@@ -88,7 +88,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
     random, events, count = Random(5), list[Event](), 0
     while len(events) < 500:
         events, count = drawn(random)
-    steps = Score(count).steps(events)
+    steps = RequestedBytes(count).steps(events)
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
     common = [(steps[start:end], 0) for start, end in pairwise(cuts)]
     prefix_cache = PrefixCache(expandable)
@@ -149,7 +149,7 @@ class Chunk:
 
     def __init__(self) -> None:
         self.meter = Recorder()
-        self.passes = Rehearsal(self.meter, 1)
+        self.passes = PassRecorder(self.meter, 1)
         self.kept: list[Storage] = []
 
     def run(self, size: int, keeps: bool = False) -> Tensor:

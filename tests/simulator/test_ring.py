@@ -132,9 +132,9 @@ def test_ranks_of_a_sequence_share_parameters_and_tokens() -> None:
 
 
 def test_ranks_of_a_sequence_in_a_pipeline() -> None:
-    how = replace(HOW, microbatches=4)
+    training = replace(HOW, microbatches=4)
     layouts = (Layout(dp=4, pp=2, zero=3, reshard=False), Layout(dp=2, cp=2, pp=2, zero=3, reshard=False))
-    alone, ring = (replay_rank(SPEC, how, layout, 0) for layout in layouts)
+    alone, ring = (replay_rank(SPEC, training, layout, 0) for layout in layouts)
     assert ring.set_up == alone.set_up
     assert ring.peak[1].bytes < alone.peak[1].bytes
 

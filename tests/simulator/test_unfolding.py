@@ -13,16 +13,16 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
-from llmcalc.device_memory.linear_in_layers import node_of
+from llmcalc.device_memory.linear_in_layers import node_path
 from llmcalc.device_memory.training import Training, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.event_log import FREED, Event, Recorded, passing, repeatable
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
-from llmcalc.simulator.repeat_layers import NotRepeating, Unfolding
+from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, passing, repeatable
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory import training_memory as answer
@@ -62,24 +62,24 @@ PASSES = {
 }
 
 
-def unfolding(spec: ModelSpec, how: Training | Inference) -> Unfolding:
-    stacks = loops(spec, how.recompute.every if isinstance(how, Training) else 1)
-    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
+def unfolding(spec: ModelSpec, config: Training | Inference) -> RepeatAnalysis:
+    stacks = layer_stacks(spec, config.recompute.every if isinstance(config, Training) else 1)
+    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
     assert grow
-    few = {i: stacks[i].kinds(RECORDED) for i in grow}
-    if isinstance(how, Training):
-        return Unfolding(record(spec, how, few, WORKSPACE), stacks, grow)
-    return Unfolding(record_inference(spec, how, few, WORKSPACE), stacks, grow)
+    few = {i: stacks[i].kinds(RECORDED_REPEATS) for i in grow}
+    if isinstance(config, Training):
+        return RepeatAnalysis(record(spec, config, few, WORKSPACE), stacks, grow)
+    return RepeatAnalysis(record_inference(spec, config, few, WORKSPACE), stacks, grow)
 
 
-def is_the_run_of_all_layers(spec: ModelSpec, how: Training | Inference, expandable: bool = False) -> None:
+def is_the_run_of_all_layers(spec: ModelSpec, config: Training | Inference, expandable: bool = False) -> None:
     device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
-    unfolded = unfolding(spec, how)
+    unfolded = unfolding(spec, config)
     found, blocks = unfolded.counted({}), unfolded.blocks(device, {})
-    if isinstance(how, Training):
-        whole = replay(spec, how, whole_device, None, WORKSPACE)
+    if isinstance(config, Training):
+        whole = replay(spec, config, whole_device, None, WORKSPACE)
     else:
-        whole = replay_inference(spec, how, whole_device, None, WORKSPACE)
+        whole = replay_inference(spec, config, whole_device, None, WORKSPACE)
     assert list(found.peaks) == list(whole.peaks)
     for place, peak in found.peaks.items():
         assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
@@ -102,18 +102,18 @@ def test_every_way_of_training(way: Training) -> None:
     is_the_run_of_all_layers(llmcalc.load(MODELS["dense"]).model, way)
 
 
-@pytest.mark.parametrize("how", PASSES.values(), ids=list(PASSES))
+@pytest.mark.parametrize("inference", PASSES.values(), ids=list(PASSES))
 @pytest.mark.parametrize("model", ["dense", "windows", "encoder-decoder"])
-def test_passes_without_gradients(model: str, how: Inference) -> None:
+def test_passes_without_gradients(model: str, inference: Inference) -> None:
     if model != "dense":
-        how = replace(how, choices=Choices())  # flash attention takes no bias and no sinks
-    is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, how)
+        inference = replace(inference, choices=Choices())  # flash attention takes no bias and no sinks
+    is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, inference)
 
 
 # --- layers that differ -----------------------------------------------------------------------------------------------
 
 
-def tampered(recorded: Recorded, before: Event, after: Event) -> Recorded:
+def tampered(recorded: RecordedEvents, before: Event, after: Event) -> RecordedEvents:
     def changed(piece: Sequence[Event]) -> list[Event]:
         return [after if event == before else event for event in piece]
 
@@ -125,15 +125,15 @@ def tampered(recorded: Recorded, before: Event, after: Event) -> Recorded:
 
 def test_repeats_that_differ_are_found() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
-    stacks = loops(spec)
-    recorded = record(spec, PLAIN, {0: RECORDED})
-    Unfolding(recorded, stacks, [0])
+    stacks = layer_stacks(spec)
+    recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
+    RepeatAnalysis(recorded, stacks, [0])
     tensors = [event for event in recorded.first[1] if event[1] > 0]
     event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
     with pytest.raises(NotRepeating):
-        Unfolding(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
+        RepeatAnalysis(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
     with pytest.raises(NotRepeating):  # one layer of two is computed again, and a pattern of one layer does not say so
-        Unfolding(record(spec, WAYS["every other"], {0: RECORDED}), stacks, [0])
+        RepeatAnalysis(record(spec, WAYS["every other"], {0: RECORDED_REPEATS}), stacks, [0])
 
 
 WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
@@ -146,17 +146,19 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 
-    def noted(spec: ModelSpec, how: Training, layers: Mapping[int, int], workspace: int) -> Recorded:
+    def noted(spec: ModelSpec, training: Training, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
         asked.append(layers)
-        return record(spec, how, layers, workspace)
+        return record(spec, training, layers, workspace)
 
     monkeypatch.setattr(answer, "record", noted)
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
-    assert asked == [{0: RECORDED}, {}]
+    assert asked == [{0: RECORDED_REPEATS}, {}]
     assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
     assert found.after_step_bytes == whole.after + whole.slop_after
     assert {(point.phase, point.node): point.bytes for point in found.timeline} == {
-        (place.phase, node_of(place, loops(spec))): peak.bytes for place, peak in whole.peaks.items() if peak.bytes
+        (place.phase, node_path(place, layer_stacks(spec))): peak.bytes
+        for place, peak in whole.peaks.items()
+        if peak.bytes
     }
 
 
@@ -183,7 +185,7 @@ def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
 
 def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
-    once, twice = (record(spec, how, {0: RECORDED}) for how in (PLAIN, WAYS["zeros"]))
+    once, twice = (record(spec, training, {0: RECORDED_REPEATS}) for training in (PLAIN, WAYS["zeros"]))
     assert once.first[1] is once.then[1]
     assert (len(twice.first), len(twice.then)) == (1, 1)
     assert twice.first[0] is not twice.then[0]

@@ -16,9 +16,9 @@ from .settings import DeepSpeedSettings
 
 def estimate(memory: Memory) -> PeakEstimate:
     """The estimate of a model's ranks."""
-    how = memory.training()
-    transient = partial(transient_bytes, step_of(how, flat=True), DTYPES[how.dtype].bytes)
-    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory, flat=True), cast(how), transient)
+    training = memory.training()
+    transient = partial(transient_bytes, step_of(training, flat=True), DTYPES[training.dtype].bytes)
+    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory, flat=True), cast(training), transient)
 
 
 def transient_bytes(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed, uncollected
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, replayed_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
-from ...simulator.layer_loops import loops
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
-from ...simulator.replay_result import Replayed
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .settings import VERSION, DeepSpeedSettings
@@ -31,7 +31,7 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 
 def zero_run(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
@@ -41,52 +41,56 @@ def zero_run(
     """The run of one rank. ranks: over which ZeRO divides. Raises `InputError` for what is not modelled."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
-    _check(how, settings)
-    how = cast(how)
-    implementation = how.implementation
+    _check(training, settings)
+    training = cast(training)
+    implementation = training.implementation
     if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
         implementation = "fused"
-    how = replace(how, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
+    training = replace(training, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
     if settings.stage == 3:
-        return GatheredRun(spec, how, settings, ranks, workspace, meter)
-    return DividedRun(spec, how, settings, ranks, rank, workspace, meter)
+        return GatheredRun(spec, training, settings, ranks, workspace, meter)
+    return DividedRun(spec, training, settings, ranks, rank, workspace, meter)
 
 
-def cast(how: Training) -> Training:
+def cast(training: Training) -> Training:
     """As the engine computes: it casts all parameters, those of adapters too."""
-    return how if how.adapters is None else replace(how, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+    return (
+        training
+        if training.adapters is None
+        else replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
+    )
 
 
-def _check(how: Training, settings: DeepSpeedSettings) -> None:
+def _check(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     if settings.stage not in (1, 2, 3):
         raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
     for holds, words in (
-        (how.autocast, "--precision autocast"),
-        (how.keeps_gradients, "--zero-grad zeros"),
-        (how.optimizer_in_backward, "--optimizer-in-backward"),
-        (optimizer(how.optimizer).by_matrix, f"--optimizer {how.optimizer}"),
-        (how.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
+        (training.autocast, "--precision autocast"),
+        (training.keeps_gradients, "--zero-grad zeros"),
+        (training.optimizer_in_backward, "--optimizer-in-backward"),
+        (optimizer(training.optimizer).by_matrix, f"--optimizer {training.optimizer}"),
+        (training.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if holds:
             raise InputError(f"{words}: with DeepSpeed it is not modelled")
-    if settings.stage == 1 and how.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
+    if settings.stage == 1 and training.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
         raise InputError(
             "grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled"
         )
 
 
-@uncollected()
+@without_garbage_collection()
 def replay_zero(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     settings: DeepSpeedSettings,
     ranks: int,
     rank: int,
     runtime: Runtime,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps of one rank on the allocator. In the second step all is as in later ones."""
-    run = zero_run(spec, how, settings, ranks, rank, runtime.workspace, meter := EventMeter())
+    run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
 
 
@@ -94,11 +98,11 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank. Raises `InputError` for a layout, settings or training that is not modelled."""
     one, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
-    how = one.training()
-    if one.settings.master_weights == "none" and how.dtype != "float32":
+    training = one.training()
+    if one.settings.master_weights == "none" and training.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
-    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, runtime)
-    return summed(found, runtime, loops(one.spec), known(settings))
+    found = replay_zero(one.spec, training, settings, layout.dp, layout.at(rank).dp, runtime)
+    return summarize(found, runtime, layer_stacks(one.spec), known(settings))
 
 
 def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:

@@ -45,15 +45,15 @@ class ZeroRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         workspace: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, how, None, workspace, meter)
+        super().__init__(spec, training, None, workspace, meter)
         self.settings, self.ranks = settings, ranks
-        self.dtype = DTYPES[how.dtype]
+        self.dtype = DTYPES[training.dtype]
         self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
         self.sends = number_format(settings.communication_data_type, self.dtype)
         self.most = settings.elements("reduce_bucket_size")
@@ -62,7 +62,7 @@ class ZeroRun(TrainingRun):
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step: those between the first and the last take what the last one takes."""
-        number = min(self.how.microbatches, 2)
+        number = min(self.training.microbatches, 2)
         for i in range(number):
             if i:
                 self.next_batch()

@@ -56,14 +56,14 @@ class DividedRun(ZeroRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         rank: int,
         workspace: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, how, settings, ranks, workspace, meter)
+        super().__init__(spec, training, settings, ranks, workspace, meter)
         self.rank = rank
         self.bucket = Bucket()
         self.large: Tensor | None = None
@@ -364,7 +364,7 @@ class DividedRun(ZeroRun):
         if self.offloads:
             self.norms, self.compact, self.accumulated = {}, None, {}
             return
-        how, (one,) = self.how, self.trained
+        training, (one,) = self.training, self.trained
         if self.settings.compute_grad_norm:
             for piece in self.mine.values():  # scaled_global_norm
                 in_double = Storage(self.meter, piece.elements * DOUBLE)
@@ -374,7 +374,15 @@ class DividedRun(ZeroRun):
         self.averaged = self.compact = None
         self.accumulated = {}
         with self.graph.no_grad():
-            run_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
+            run_step(
+                self.graph,
+                training.optimizer,
+                [one],
+                training.implementation,
+                training.momentum,
+                training.state_dtype,
+                training.torch,
+            )
         one.gradient = None
 
     def _single_grad_partition(self) -> Tensor:

@@ -37,16 +37,16 @@ class GatheredRun(ZeroRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         settings: DeepSpeedSettings,
         ranks: int,
         workspace: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, how, settings, ranks, workspace, meter)
-        if how.choices.cross_entropy in ("chunked", "split"):
+        super().__init__(spec, training, settings, ranks, workspace, meter)
+        if training.choices.cross_entropy in ("chunked", "split"):
             raise InputError(
-                f"--cross-entropy {how.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
+                f"--cross-entropy {training.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
                 "expected eager or fused"
             )
         self.coordinator = Coordinator(self.meter, settings, ranks)
@@ -208,7 +208,7 @@ class GatheredRun(ZeroRun):
     def update(self) -> None:
         """`step`. The optimizer updates one sub-group after the other."""
         self.meter.place = Place("step")
-        how = self.how
+        training = self.training
         self.coordinator.release_all()
         if self.offloads:
             self.norms = {}
@@ -223,7 +223,13 @@ class GatheredRun(ZeroRun):
                 updated.gradient = self._single_grad_partition(group)
             with self.graph.no_grad():
                 run_step(
-                    self.graph, how.optimizer, [updated], how.implementation, how.momentum, how.state_dtype, how.torch
+                    self.graph,
+                    training.optimizer,
+                    [updated],
+                    training.implementation,
+                    training.momentum,
+                    training.state_dtype,
+                    training.torch,
                 )
             updated.gradient = None
         self.coordinator.gather_persistent()

@@ -16,15 +16,15 @@ from .training import called
 
 def estimate(memory: Memory) -> PeakEstimate:
     """The estimate of a model's ranks. The shards are the master weights, and gradients are as wide."""
-    use, n, how = memory.states, memory.states.count.total, memory.training()
+    use, n, training = memory.states, memory.states.count.total, memory.training()
     each = bytes_per_parameter(memory)
     if use.has_master:
         wide, states = use.master_weights / n, 0 if use.optimizer is None else use.optimizer.bytes
         each = BytesPerParameter(wide, wide, (use.weights + use.gradients + states) / n - wide)
-    computing, calls = called(memory.spec, how)
-    shards = FLOAT32.name if how.master else how.dtype
-    step = step_of(replace(how, dtype=shards, master=False))
-    widths = DTYPES[how.dtype].bytes, DTYPES[shards].bytes
+    computing, calls = called(memory.spec, training)
+    shards = FLOAT32.name if training.master else training.dtype
+    step = step_of(replace(training, dtype=shards, master=False))
+    widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes
     transient = partial(transient_bytes, step, *widths, use.trained / n, calls.splits, calls.keeps_last)
     return estimate_with_torch_kernels(memory, each, computing, transient, pads=True)
 

@@ -16,21 +16,21 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
+from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
 from ...device_memory.training import Training, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, schedule_of
 from ...simulator.caching_allocator import CachingAllocator
-from ...simulator.event_log import Event, Recorded, Recorder
-from ...simulator.layer_loops import Loop, loops, loops_of
-from ...simulator.layer_pattern import RECORDED
+from ...simulator.event_log import Event, RecordedEvents, Recorder
+from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
-from ...simulator.repeat_layers import NotRepeating, Unfolding
-from ...simulator.replay_result import PHASES, Replayed
+from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
+from ...simulator.replay_result import PHASES, ReplayResult
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
 from .lowering import Sharded
@@ -51,7 +51,7 @@ class ShardedChunk(Chunk):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         layout: Layout,
         rank: int,
         stage: Stage,
@@ -60,12 +60,12 @@ class ShardedChunk(Chunk):
         fsdp: Fsdp,
         streams: int,
     ) -> None:
-        super().__init__(spec, how, layout, rank, stage, meter)
+        super().__init__(spec, training, layout, rank, stage, meter)
         self.lowering.ring = ring_of(layout, rank)
         self.fsdp, self.reshard = fsdp, layout.reshard
         self.traffic = Traffic(self.graph, sharded, streams)
-        self.stacks = [loop.path for loop in loops(spec)]
-        if fsdp.splits and (why := why_not_split(spec, how)):
+        self.stacks = [loop.path for loop in layer_stacks(spec)]
+        if fsdp.splits and (why := why_not_split(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
         self.gathers = False
@@ -116,7 +116,7 @@ class ShardedChunk(Chunk):
         if self.output_chunks and self.stage.last:
             shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
-            empty(self.meter, (self.how.microbatches * shape[0], *shape[1:]), dtype)
+            empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         self.meter.place = Place("backward")
@@ -237,7 +237,7 @@ class ShardedRank(RankRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         layout: Layout,
         rank: int,
         meter: Meter | Recorder,
@@ -245,15 +245,15 @@ class ShardedRank(RankRun):
         fsdp: Fsdp = TITAN,
         piped: Piped = NEWEST,
     ) -> None:
-        self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
+        self.sharding, self.fsdp = sharding(training, layout, rank, fsdp), fsdp
         self.schedules = piped.schedules
-        each = how.microbatches // piped.schedules
+        each = training.microbatches // piped.schedules
         if schedule_of(layout) == "1f1b" and each < layout.pp:
             raise InputError(
                 f"--num-microbatches: {each}; a pipeline of {layout.pp} stages takes at least {layout.pp} in torch"
             )
-        how = replace(how, seq=part_of_sequence(layout, how.seq), microbatches=each)
-        super().__init__(spec, how, layout, rank, meter, workspace)
+        training = replace(training, seq=part_of_sequence(layout, training.seq), microbatches=each)
+        super().__init__(spec, training, layout, rank, meter, workspace)
         for chunk in self.chunks:
             chunk.piped = piped
         several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
@@ -267,7 +267,9 @@ class ShardedRank(RankRun):
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
         streams = ALL_REDUCE * stage.chunk
-        return ShardedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+        return ShardedChunk(
+            spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams
+        )
 
     def set_up(self) -> None:
         for chunk in self.chunks:
@@ -318,20 +320,20 @@ def _active(order: Sequence[Action], most: int) -> Iterator[tuple[int, ...]]:
 
 def replay_rank(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     device: Device | None = None,
     workspace: int = 0,
     fsdp: Fsdp = TITAN,
     piped: Piped = NEWEST,
-) -> Replayed:
+) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
-    return replayed(ShardedRank(spec, how, layout, rank, meter, workspace, fsdp, piped), meter)
+    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, piped), meter)
 
 
-def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
+def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
     """Records set-up and two steps. What an optimizer frees is apart from the gradients that are freed after it."""
     run.set_up()
     set_up = meter.cut()
@@ -344,13 +346,13 @@ def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
         run.zero_grad()
         steps.append([passes, update, meter.cut()])
     first, then = steps
-    return Recorded(set_up, first, then, PHASES)
+    return RecordedEvents(set_up, first, then, PHASES)
 
 
-@uncollected()
+@without_garbage_collection()
 def stage_memory(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     runtime: Runtime,
@@ -360,24 +362,28 @@ def stage_memory(
 ) -> DeviceMemory:
     """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does."""
 
-    def unfolding(folds: bool) -> Unfolding:
+    def unfolding(can_extrapolate: bool) -> RepeatAnalysis:
         """The events of two steps. folds: whether they are recorded with few of equal layers."""
-        run = ShardedRank(spec, how, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
-        stacks: list[Loop] = []
+        run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
+        stacks: list[LayerStack] = []
         grow: list[int] = []
         for chunk in run.chunks:
-            own = loops_of(chunk.program.root, how.recompute.every, chunk.lowering.below)
-            few = {i: loop.kinds(RECORDED) for i, loop in enumerate(own) if folds and loop.repeats > RECORDED}
+            own = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
+            few = {
+                i: loop.kinds(RECORDED_REPEATS)
+                for i, loop in enumerate(own)
+                if can_extrapolate and loop.repeats > RECORDED_REPEATS
+            }
             chunk.lowering.run_only = few
             grow += [len(stacks) + i for i in few]
             stacks += own
-        return Unfolding(_recorded(run, meter), stacks, grow)
+        return RepeatAnalysis(_recorded(run, meter), stacks, grow)
 
     try:
-        whole = unfolding(folds=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
+        whole = unfolding(can_extrapolate=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
-        whole = unfolding(folds=False)
+        whole = unfolding(can_extrapolate=False)
     found, taken = whole.counted({}), whole.blocks(CachingAllocator(runtime.expandable), {})
     found.slop, found.slop_after = taken.slop, taken.slop_after
     found.reserved = found.peak[1].bytes + taken.slop + taken.free
-    return summed(found, runtime, loops(spec), tensors)
+    return summarize(found, runtime, layer_stacks(spec), tensors)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from ...device_memory.device_memory import uncollected
+from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
@@ -19,8 +19,18 @@ from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Block
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import Case, EventMeter, Home, Passes, Piece, Played, Reading, Trace, shown
-from ...simulator.replay_result import Replayed
+from ...simulator.repeat_microbatches import (
+    EventMeter,
+    PassCase,
+    PassCounter,
+    PassId,
+    PassPlayer,
+    PassTrace,
+    RecordedPass,
+    TraceReader,
+    shown,
+)
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import Known, alike
 from .param_groups import ALL_REDUCE, Gathered, Parameter
@@ -41,7 +51,7 @@ Shared: TypeAlias = dict[tuple[object, ...], Known]
 """What the passes of a rank depend on → what is known of it."""
 
 
-class Scheduled(Passes):
+class Scheduled(PassCounter):
     """Which passes have run, counted from the beginning of each schedule, whose first passes differ from later ones.
 
     schedule: how many have begun. starts: passes of each chunk before this one.
@@ -61,24 +71,24 @@ class Scheduled(Passes):
         """Which pass of the schedule it is, the third and all further ones alike; in a later schedule, others."""
         return min(number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
-    def _case(self, chunk: int, kind: str, number: int) -> Case:
+    def _case(self, chunk: int, kind: str, number: int) -> PassCase:
         before = "flying" if self.backwards[chunk] < number else "done"
         return chunk, kind, self._at(chunk, number), before if number > self.starts[chunk] else ""
 
-    def next_backward(self, chunk: int) -> tuple[Case, Home]:
+    def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         number = self.backwards[chunk]
         self.backwards[chunk] += 1
         after = "begun" if self.forwards[chunk] > number + 1 else "alone"
         return (chunk, "B", self._at(chunk, number), after), (chunk, "B", number)
 
 
-class Rehearsal(Scheduled):
+class PassRecorder(Scheduled):
     """Runs passes and records them. parameters: of each chunk, those that are gathered."""
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
         self.meter, self.parameters = meter, parameters
-        self.pieces: list[Piece] = []
+        self.pieces: list[RecordedPass] = []
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Runs a forward pass. run: gives its output."""
@@ -88,7 +98,9 @@ class Rehearsal(Scheduled):
         """Computes the loss of the last forward pass."""
         return self._run(chunk, *self.next_loss(chunk), output, run)
 
-    def _run(self, chunk: int, case: Case, home: Home, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def _run(
+        self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None, run: Callable[[], Tensor]
+    ) -> Tensor:
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         out = run()
         made = [shown(0, out)]
@@ -96,7 +108,7 @@ class Rehearsal(Scheduled):
             if isinstance(parameter.whole.storage, Gathered) and parameter.whole.storage.block is not None:
                 made.append(shown(i, parameter.whole))
         x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, made))
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, made))
         return out
 
     def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
@@ -105,27 +117,27 @@ class Rehearsal(Scheduled):
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
         made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, made))
 
-    def traces(self) -> dict[Case, Trace]:
+    def traces(self) -> dict[PassCase, PassTrace]:
         """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
-        return Reading(self.meter.events, self.pieces).found
+        return TraceReader(self.meter.events, self.pieces).found
 
 
-class PlayedPasses(Scheduled, Played):
+class PlayedPasses(Scheduled, PassPlayer):
     """Plays passes in the place of running them. parameters: of each chunk, those that are gathered."""
 
     def __init__(
         self,
         meter: EventMeter,
-        traces: Mapping[Case, Trace],
+        traces: Mapping[PassCase, PassTrace],
         below: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
-        Played.__init__(self, meter, traces, below)
+        PassPlayer.__init__(self, meter, traces, below)
         self.schedule, self.starts, self.parameters = 0, [0] * len(below), parameters
 
-    def _given(self, chunk: int, case: Case, home: Home, entered: Tensor | None) -> Tensor:
+    def _given(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
         trace, base = self._play(chunk, case, home)
         if entered is not None and trace.entered is not None:
             entered.storage.block.kind = trace.entered
@@ -177,13 +189,13 @@ class PlayedRank(ShardedRank):
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
         streams = ALL_REDUCE * stage.chunk
-        return PlayedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+        return PlayedChunk(spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
 
 
-@uncollected()
+@without_garbage_collection()
 def played_stage(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
@@ -191,16 +203,16 @@ def played_stage(
     fsdp: Fsdp,
     piped: Piped,
     shared: Shared,
-) -> Replayed | None:
+) -> ReplayResult | None:
     """What set-up and two steps of a rank of a long pipeline find on an allocator; None where it is not long, or where
     its passes are not alike.
 
     expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
     which this adds.
     """
-    if layout.reshard or how.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
+    if layout.reshard or training.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    made = partial(PlayedRank, spec, how, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
+    made = partial(PlayedRank, spec, training, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
     run = made(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
@@ -231,7 +243,7 @@ def played_stage(
 
 def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable: bool) -> Known:
     """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
-    traces: dict[Case, Trace] = {}
+    traces: dict[PassCase, PassTrace] = {}
     prefix_cache = PrefixCache(expandable)
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
@@ -245,10 +257,10 @@ def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable
     return Known(traces, below, (), prefix_cache)
 
 
-def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[Case, Trace]:
+def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[PassCase, PassTrace]:
     """What each case does. group: as of `_schedule`."""
     run.set_up()
-    passes = Rehearsal(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
+    passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
     for chunk in run.chunks:
         chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):

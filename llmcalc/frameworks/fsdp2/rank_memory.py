@@ -9,7 +9,7 @@ from typing import Any
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...device_memory.cuda_runtime import HOPPER, Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, known, summed
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, summarize, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.training import Training
@@ -22,9 +22,9 @@ from ...parallel.layout_request import dated
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
-from ...simulator.event_log import Recorded, Recorder
-from ...simulator.layer_loops import Loop, loops
-from ...simulator.layer_pattern import RECORDED
+from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.layer_loops import LayerStack, layer_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
@@ -58,7 +58,7 @@ DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully
 
 def fsdp_memory(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int = 0,
     runtime: Runtime = HOPPER,
@@ -67,7 +67,7 @@ def fsdp_memory(
     piped: Piped = NEWEST,
     shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """Replays training of one rank. `how.dtype` is the number format in which modules compute.
+    """Replays training of one rank. `training.dtype` is the number format in which modules compute.
 
     tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
     piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
@@ -80,29 +80,29 @@ def fsdp_memory(
             f"--cp {layout.cp}: torch exchanges keys and values, and no states of recurrences or convolutions; "
             "expected --cp 1"
         )
-    sharded = sharding(how, layout, rank, fsdp)
+    sharded = sharding(training, layout, rank, fsdp)
     if tensors is None:
-        evidence = evidence_of_run(spec, how.choices, how.optimizer, how.include)
-        under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, how.include), how.optimizer)
-        tensors = known(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
+        evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
+        under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, training.include), training.optimizer)
+        tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
     tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
         played = None
         if shared is not None:
             expandable, workspace = runtime.expandable, runtime.workspace
-            played = played_stage(spec, how, layout, rank, expandable, workspace, fsdp, piped, shared)
+            played = played_stage(spec, training, layout, rank, expandable, workspace, fsdp, piped, shared)
         if played is not None:
-            return summed(played, runtime, loops(spec), tensors)
-        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
+            return summarize(played, runtime, layer_stacks(spec), tensors)
+        return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
+    ring, local = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
 
-    def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+    def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         if layers and fsdp.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
-    return device_memory(spec, run, runtime, (), tensors, how.recompute.every)
+    return device_memory(spec, run, runtime, (), tensors, training.recompute.every)
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
@@ -112,14 +112,14 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """
     one, layout = run.memory, run.layout
     version, own = dated(run.version), titan_settings(run.own_settings)
-    how = one.training()
+    training = one.training()
     if TOWERS.name in one.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    how, fsdp = called(one.spec, how, version, own)
+    training, fsdp = called(one.spec, training, version, own)
     fsdp = replace(fsdp, prefetch=layout.prefetch)
-    settings = one.tensors(how.choices.attention)
+    settings = one.tensors(training.choices.attention)
     tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
-    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped, run.shared(runtime))
+    return fsdp_memory(one.spec, training, layout, rank, runtime, fsdp, tensors, piped, run.shared(runtime))
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
@@ -135,20 +135,20 @@ def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
 
 
 def communication(
-    spec: ModelSpec, how: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
+    spec: ModelSpec, training: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
 ) -> list[Collective]:
     """What a rank sends in a step: a line per collective operation of each group, in the order of the groups.
 
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    run = _few(spec, how, layout, rank, fsdp)
-    reduces = how.microbatches if fsdp.reduces_each else 1
-    stacks = loops(spec)
+    run = _few(spec, training, layout, rank, fsdp)
+    reduces = training.microbatches if fsdp.reduces_each else 1
+    stacks = layer_stacks(spec)
     found: dict[tuple[object, ...], Collective] = {}
     for layer, group in run.lowering.groups.items():
         times = _layers_like(layer, stacks)
-        for one in group.collectives(how.microbatches, reduces):
+        for one in group.collectives(training.microbatches, reduces):
             key = layer.path, *one[1:6]
             before = found.get(key)
             found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
@@ -157,7 +157,7 @@ def communication(
         run.forward_and_backward()
         for place, one in run.lowering.messages:
             path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
-            times = how.microbatches * _layers_like(Layer(path, place.turn), stacks)
+            times = training.microbatches * _layers_like(Layer(path, place.turn), stacks)
             before = found.get((path, *one[1:6]))
             found[path, *one[1:6]] = one._replace(times=times) if before is None else _joined(before, one, times)
     return list(found.values())
@@ -171,9 +171,9 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     one, layout = run.memory, run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
-    how, fsdp = called(one.spec, one.training(), dated(run.version), titan_settings(run.own_settings))
+    training, fsdp = called(one.spec, one.training(), dated(run.version), titan_settings(run.own_settings))
     counts: dict[Message, Number] = {}
-    for each in communication(one.spec, how, layout, rank, fsdp):
+    for each in communication(one.spec, training, layout, rank, fsdp):
         alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)
         counts[alike] = counts.get(alike, 0) + each.times
     return [alike._replace(count=count) for alike, count in counts.items()]
@@ -183,19 +183,23 @@ def _joined(before: Collective, one: Collective, times: int) -> Collective:
     return before._replace(times=before.times + times * one.times)
 
 
-def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
+def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
     """A run that has been set up, with a few layers of each stack that has many."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    layers = {i: loop.kinds(RECORDED) for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
-    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program)
+    layers = {
+        i: loop.kinds(RECORDED_REPEATS) for i, loop in enumerate(layer_stacks(spec)) if loop.repeats > RECORDED_REPEATS
+    }
+    run = FsdpRun(
+        spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program
+    )
     run.set_up()
     return run
 
 
-def _layers_like(layer: Layer, stacks: list[Loop]) -> int:
+def _layers_like(layer: Layer, stacks: list[LayerStack]) -> int:
     """How many layers of the model a layer of a run of few stands for."""
     for loop in stacks:
         inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
-        if layer.path == loop.path and inside and loop.repeats > RECORDED:
-            return 1 + loop.repeats - RECORDED
+        if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:
+            return 1 + loop.repeats - RECORDED_REPEATS
     return 1

@@ -16,8 +16,8 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
-from ...simulator.event_log import Recorded, Recorder
-from ...simulator.layer_loops import loops
+from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
@@ -91,7 +91,7 @@ def date_of(version: date | None, own: TitanSettings) -> date | None:
 
 
 def called(
-    spec: ModelSpec, how: Training, version: date | None = None, own: TitanSettings = USUAL
+    spec: ModelSpec, training: Training, version: date | None = None, own: TitanSettings = USUAL
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
@@ -102,24 +102,24 @@ def called(
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
     """
     version = date_of(version, own)
-    dtype, frozen = "float32" if how.master else how.dtype, ""
-    reduced = own.reduced or ("float32" if how.gradient_dtype is None else how.gradient_dtype.name)
+    dtype, frozen = "float32" if training.master else training.dtype, ""
+    reduced = own.reduced or ("float32" if training.gradient_dtype is None else training.gradient_dtype.name)
     newer = version is None or version >= SPLIT
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if own.compiled_loss is not None:
         eager_loss = not own.compiled_loss
-    alone = replace(how, master=False, gradient_dtype=None)
-    if how.adapters is not None:
+    alone = replace(training, master=False, gradient_dtype=None)
+    if training.adapters is not None:
         if own.flat:
             raise InputError(
                 "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
                 "too; expected fsdp_version 2"
             )
-        frozen, dtype = dtype, how.adapters.dtype.name
-        alone = replace(alone, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+        frozen, dtype = dtype, training.adapters.dtype.name
+        alone = replace(alone, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
     if eager_loss:
-        alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
-    splits = newer and why_not_split(spec, how) == ""
+        alone = replace(alone, choices=replace(training.choices, compiled_loss=False))
+    splits = newer and why_not_split(spec, training) == ""
     return alone, Fsdp(
         dtype,
         reduced,
@@ -134,7 +134,7 @@ def called(
     )
 
 
-def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
+def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
     """How a rank's parameters are sharded.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -146,26 +146,26 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    if not optimizer(how.optimizer).by_element:
+    if not optimizer(training.optimizer).by_element:
         known = " or ".join(record.name for record in optimizers() if record.by_element)
-        raise InputError(f"--optimizer {how.optimizer}: on shards it is not modelled; expected {known}")
+        raise InputError(f"--optimizer {training.optimizer}: on shards it is not modelled; expected {known}")
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
     for holds, words in (
-        (how.adapters is not None and how.adapters.base != "none", "adapters over quantized weights"),
-        (how.adapters is not None and bool(how.adapters.copies), "--modules-to-save"),
-        (how.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
-        (how.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),
-        (how.autocast, "autocast beside its own mixed precision"),
-        (how.master, "master weights: the shards themselves have their format"),
-        (how.optimizer_in_backward, "the optimizer in the backward pass"),
-        (how.gradient_dtype is not None, "sums of gradients in a format of their own"),
-        (how.keeps_gradients, "gradients that are set to zero"),
+        (training.adapters is not None and training.adapters.base != "none", "adapters over quantized weights"),
+        (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
+        (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
+        (training.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),
+        (training.autocast, "autocast beside its own mixed precision"),
+        (training.master, "master weights: the shards themselves have their format"),
+        (training.optimizer_in_backward, "the optimizer in the backward pass"),
+        (training.gradient_dtype is not None, "sums of gradients in a format of their own"),
+        (training.keeps_gradients, "gradients that are set to zero"),
     ):
         if holds:
             raise InputError(f"FSDP2 with {words} is not modelled")
-    formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
+    formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
     at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
     frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
@@ -197,7 +197,7 @@ class FsdpRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        how: Training,
+        training: Training,
         sharding: Sharding,
         fsdp: Fsdp = TITAN,
         reshard: bool = True,
@@ -209,12 +209,12 @@ class FsdpRun(TrainingRun):
     ) -> None:
         if program is not None and program.shares.layout.tp > 1:
             self.profile = ShardedAndDivided
-        super().__init__(spec, how, layers, workspace, meter, program)
+        super().__init__(spec, training, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard
         self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
-        self.stacks = [loop.path for loop in loops(spec)]
-        if fsdp.splits and (why := why_not_split(spec, how)):
+        self.stacks = [loop.path for loop in layer_stacks(spec)]
+        if fsdp.splits and (why := why_not_split(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
 
@@ -228,7 +228,7 @@ class FsdpRun(TrainingRun):
         If only the last one's gradients are summed, those between the first and the last are alike.
         """
         every = self.fsdp.reduces_each
-        count = min(self.how.microbatches, 2 if every else 3)
+        count = min(self.training.microbatches, 2 if every else 3)
         for i in range(count):
             if i:
                 self.next_batch()
@@ -263,18 +263,18 @@ def _prefetch(layers: Sequence[Group], ahead: int) -> None:
             group.behind = layers[i - ahead : i][::-1]
 
 
-def why_not_split(spec: ModelSpec, how: Training) -> str:
+def why_not_split(spec: ModelSpec, training: Training) -> str:
     """Why embedding and head are no groups of their own; empty if they may be."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
-    if how.choices.cross_entropy in ("chunked", "split") or how.include:
+    if training.choices.cross_entropy in ("chunked", "split") or training.include:
         return "the loss runs the head"
     return ""
 
 
 def record(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     sharding: Sharding,
     fsdp: Fsdp = TITAN,
     reshard: bool = True,
@@ -282,9 +282,9 @@ def record(
     workspace: int = 0,
     program: RankFlow | None = None,
     ring: Ring | None = None,
-) -> Recorded:
-    """Records set-up and two steps of one rank, for `Unfolding`. layers, program, ring: as of `FsdpRun`."""
-    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
+) -> RecordedEvents:
+    """Records set-up and two steps of one rank, for `RepeatAnalysis`. layers, program, ring: as of `FsdpRun`."""
+    run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()
     run.next_batch()
@@ -292,5 +292,5 @@ def record(
     run.micro_batches()
     found = repeated(run, meter, set_up, batch, meter.cut())
     return found or two_steps(
-        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
+        FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
     )

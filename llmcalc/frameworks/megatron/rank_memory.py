@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT, Runtime
-from ...device_memory.device_memory import DeviceMemory, Term, summed, uncollected
+from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
 from ...model import ModelSpec
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
-from ...simulator.layer_loops import loops
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Place
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import Case, EventMeter, Played, Trace
-from ...simulator.replay_result import PHASES, Replayed
+from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassTrace
+from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import expandable
 from .kernels import Parameter
 from .record_passes import rehearsed
@@ -47,11 +47,11 @@ class Known:
     replayed: `rest_of` a run → what its steps find.
     """
 
-    traces: Mapping[Case, Trace] | None
+    traces: Mapping[PassCase, PassTrace] | None
     below: Sequence[int]
     parameters: Sequence[list[Parameter]]
     prefix_cache: PrefixCache
-    replayed: dict[tuple[object, ...], Replayed] = field(default_factory=dict, compare=False)
+    replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
 Shared: TypeAlias = dict[tuple[object, ...], Known]
@@ -62,8 +62,8 @@ FEW = {True: 3, False: 6}
 """
 
 
-@uncollected()
-def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: Shared | None = None) -> Replayed:
+@without_garbage_collection()
+def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: Shared | None = None) -> ReplayResult:
     """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled.
 
     shared: what is known of other ranks of the same run, to which this adds; None (default) for nothing.
@@ -81,7 +81,7 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
     for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
         chunk.parameters = parameters
     further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
-    run.passes = Played(meter, found.traces, further)
+    run.passes = PassPlayer(meter, found.traces, further)
     try:
         run.set_up()
         rest = rest_of(run, meter)
@@ -124,7 +124,7 @@ def rest_of(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
     return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> Replayed:
+def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """What two steps of a rank that has been set up find."""
     run.step()
     meter.place = Place()
@@ -133,7 +133,7 @@ def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> Rep
     meter.place = Place("after")
     meter.cut()
     device = prefix_cache.played(meter.pieces, meter.count, meter.opening)
-    found = Replayed(after=device.allocated, reserved=device.peak_reserved)
+    found = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     found.slop = device.peak_allocated - found.peak[1].bytes
     return found
@@ -147,7 +147,7 @@ def rank_memory(
     shared: as of `replay_rank`.
     """
     found = replay_rank(spec, settings, rank, shared)
-    answer = summed(found, Runtime(context=context), loops(spec), Term("tensors", 0, "source", ""))
+    answer = summarize(found, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (

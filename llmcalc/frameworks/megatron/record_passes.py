@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...simulator.event_log import Recorder
-from ...simulator.repeat_microbatches import Case, Rehearsal, Trace
+from ...simulator.repeat_microbatches import PassCase, PassRecorder, PassTrace
 from ...simulator.tensor import Tensor
 from .schedule import Chunk, Output, RankRun
 
@@ -13,7 +13,7 @@ STEPS = 3, 3
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
-def rehearsed(run: RankRun, recorder: Recorder, alone: bool) -> Mapping[Case, Trace]:
+def rehearsed(run: RankRun, recorder: Recorder, alone: bool) -> Mapping[PassCase, PassTrace]:
     """What the passes of a rank do.
 
     run: of the rank, on that recorder. alone: whether in its last chunk each micro-batch's backward pass comes before
@@ -21,7 +21,7 @@ def rehearsed(run: RankRun, recorder: Recorder, alone: bool) -> Mapping[Case, Tr
     Raises `NotRepeating` if passes that should be alike are not.
     """
     run.set_up()
-    run.passes = passes = Rehearsal(recorder, len(run.chunks))
+    run.passes = passes = PassRecorder(recorder, len(run.chunks))
     for count in STEPS if len(run.chunks) > 1 or not alone else (STEPS[0], 1):
         run.copies, run.batches = [], []
         _passes(run, count, alone)

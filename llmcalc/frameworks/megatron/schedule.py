@@ -22,7 +22,7 @@ from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Meter, NoMeter, Place
-from ...simulator.repeat_microbatches import Played, Rehearsal
+from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
 from ...simulator.tensor import (
     BFLOAT16,
     BOOL,
@@ -154,7 +154,7 @@ class RankRun:
         self.gathered: list[int] = []
         self.reported: list[Storage] = []
         self.angles: list[Storage] = []
-        self.passes: Rehearsal | Played | None = None
+        self.passes: PassRecorder | PassPlayer | None = None
         self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
 

@@ -14,10 +14,10 @@ from ..transient_bytes import Around, Elements, Step, step_of
 
 def estimate(memory: Memory) -> PeakEstimate:
     """The estimate of a model's ranks."""
-    how = memory.training()
+    training = memory.training()
     trained = memory.states.trained / memory.states.count.total
-    transient = partial(transient_bytes, step_of(how), DTYPES[how.dtype].bytes * trained)
-    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), how, transient)
+    transient = partial(transient_bytes, step_of(training), DTYPES[training.dtype].bytes * trained)
+    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), training, transient)
 
 
 def transient_bytes(step: Step, each: float, layout: Layout, own: Sequence[Elements]) -> Around:

@@ -26,8 +26,8 @@ from ...simulator.lowering import ENTRY
 from ...simulator.meter import Device, Meter, Place
 from ...simulator.profiles.dtensor import Divided
 from ...simulator.profiles.eager import Eager
-from ...simulator.repeat_microbatches import Played, Rehearsal
-from ...simulator.replay_result import Replayed
+from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -58,14 +58,14 @@ class Chunk(TrainingRun):
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
     def __init__(
-        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+        self, spec: ModelSpec, training: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
     ) -> None:
         self.stage = stage
         self.profile = self.profiles[layout.tp > 1]
-        super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
+        super().__init__(spec, training, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
         self.number = 0
-        self.passes: Rehearsal | Played | None = None
+        self.passes: PassRecorder | PassPlayer | None = None
         self.whole: Tensor | None = None
         self.received: list[Tensor] = []
         self.gradients: list[Tensor] = []
@@ -122,14 +122,14 @@ class Chunk(TrainingRun):
         if self.whole is None:
             super()._batch()
             return
-        how, given = self.how, self.lowering.given
-        given[TOKENS] = Tensor((how.batch, how.seq), INT64, self.whole.storage)
+        training, given = self.training, self.lowering.given
+        given[TOKENS] = Tensor((training.batch, training.seq), INT64, self.whole.storage)
         self.lowering.take_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(given[TOKENS])
 
     def _initialize_stage(self) -> None:
         """Makes what is received into, of every micro-batch, before the first step."""
-        for _ in range(self.how.microbatches):
+        for _ in range(self.training.microbatches):
             entry = self.lowering.enter(self.program)
             if entry is not None:
                 self.received.append(entry)
@@ -209,23 +209,29 @@ class RankRun:
     """
 
     def __init__(
-        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, meter: Meter | Recorder, workspace: int = 0
+        self,
+        spec: ModelSpec,
+        training: Training,
+        layout: Layout,
+        rank: int,
+        meter: Meter | Recorder,
+        workspace: int = 0,
     ) -> None:
         self.check(layout)
-        if layout.pp > 1 and how.microbatches > MOST_MICROBATCHES:
+        if layout.pp > 1 and training.microbatches > MOST_MICROBATCHES:
             raise InputError(
-                f"--num-microbatches {how.microbatches}: a pipeline of torch has buffers of each micro-batch, and all "
-                f"are replayed; expected at most {MOST_MICROBATCHES:,}"
+                f"--num-microbatches {training.microbatches}: a pipeline of torch has buffers of each micro-batch, and "
+                f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
         at = layout.at(rank)
-        self.layout, self.how, self.meter = layout, how, meter
+        self.layout, self.training, self.meter = layout, training, meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         own = [stage for stage in stages(layout, layers) if stage.rank == at.pp]
         self.chunks = [self.chunk(spec, rank, stage) for stage in own]
         for number, chunk in enumerate(self.chunks):
             chunk.number, chunk.workspace, chunk.workspaces = number, workspace, self.chunks[0].workspaces
-        group = torch_group(layout.pp, how.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[Action] = pipeline(layout, how.microbatches, group).orders[at.pp]
+        group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None
+        self.order: Sequence[Action] = pipeline(layout, training.microbatches, group).orders[at.pp]
         self.buckets: list[Storage] = []
 
     def check(self, layout: Layout) -> None:
@@ -234,7 +240,7 @@ class RankRun:
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> Chunk:
         """The layers of one stage."""
-        return Chunk(spec, self.how, self.layout, rank, stage, self.meter)
+        return Chunk(spec, self.training, self.layout, rank, stage, self.meter)
 
     def set_up(self) -> None:
         """Makes the parameters, and the buckets in which gradients are summed over replicas."""
@@ -246,7 +252,7 @@ class RankRun:
 
     def _make_buckets(self) -> None:
         """Of gradients in the order in which the backward pass completes them (c10d `Reducer`)."""
-        width = DTYPES[self.how.dtype].bytes
+        width = DTYPES[self.training.dtype].bytes
         weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [Storage(self.meter, size) for size in bucket_sizes(weight.count * width for weight in weights)]
 
@@ -284,7 +290,7 @@ class RankRun:
         """The tokens of a step, and, in the first step, the buffers of its micro-batches."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
-            whole = empty(self.meter, (self.how.microbatches * self.how.batch, self.how.seq), INT64)
+            whole = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         first = self.chunks[0].whole is None
         for chunk in self.chunks:
             chunk.take_batch(whole)
@@ -310,7 +316,7 @@ class RankRun:
                 del loss
             else:
                 chunk.backward_one_chunk(batch, losses.get(key))
-                if batch == self.how.microbatches - 1:
+                if batch == self.training.microbatches - 1:
                     chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
@@ -318,7 +324,7 @@ class RankRun:
 
     def _one_forward_one_backward(self, chunk: Chunk) -> None:
         """`Schedule1F1B._step_microbatches`. What is sent is named until what is sent next."""
-        last, count = chunk.stage.last, self.how.microbatches
+        last, count = chunk.stage.last, self.training.microbatches
         warmup_chunks = min(count, self.layout.pp - chunk.stage.rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
@@ -380,8 +386,8 @@ def check_torch(layout: Layout) -> None:
 
 
 def replay_rank(
-    spec: ModelSpec, how: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
-) -> Replayed:
+    spec: ModelSpec, training: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
+) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
-    return replayed(RankRun(spec, how, layout, rank, meter, workspace), meter)
+    return replayed(RankRun(spec, training, layout, rank, meter, workspace), meter)

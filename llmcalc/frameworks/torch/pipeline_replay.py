@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...device_memory.device_memory import uncollected
+from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import Training, replayed_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -14,8 +14,8 @@ from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import Found
 from ...simulator.repeat_layers import NotRepeating
-from ...simulator.repeat_microbatches import Case, EventMeter, Played, Rehearsal, Trace
-from ...simulator.replay_result import Replayed
+from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from .pipeline import Flight, RankRun
 
@@ -34,7 +34,7 @@ class Known:
     chunks of the rank that has been recorded. parameters: of each chunk. openings: what ranks begin with.
     """
 
-    traces: Mapping[Case, Trace] | None
+    traces: Mapping[PassCase, PassTrace] | None
     below: Sequence[int]
     parameters: Sequence[Found | None]
     prefix_cache: PrefixCache
@@ -44,16 +44,16 @@ Shared: TypeAlias = dict[tuple[object, ...], Known]
 """What the passes of a rank depend on → what is known of it."""
 
 
-@uncollected()
+@without_garbage_collection()
 def played_rank(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
     workspace: int,
     shared: Shared,
-) -> Replayed:
+) -> ReplayResult:
     """What `pipeline.replay_rank` finds on an allocator, in less time.
 
     expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
@@ -61,17 +61,17 @@ def played_rank(
     """
 
     def made(meter: Any) -> RankRun:
-        return RankRun(spec, how, layout, rank, meter, workspace)
+        return RankRun(spec, training, layout, rank, meter, workspace)
 
     run = made(meter := EventMeter())
     alone = layout.at(rank).pp == layout.pp - 1
     key = alike(spec, run, rank, alone)
-    if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
+    if key not in shared and training.microbatches > FEW and not training.optimizer_in_backward:
         shared[key] = known(made(recorder := Recorder()), recorder, alone, expandable)
     found = shared.get(key)
     if found is not None and found.traces is not None:
         further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
-        passes = Played(meter, found.traces, further)
+        passes = PassPlayer(meter, found.traces, further)
         for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
             chunk.passes, chunk.lowering.found = passes, parameters
         try:
@@ -98,7 +98,7 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
     alone: whether in its last chunk each micro-batch's backward pass comes before the next one's forward pass, as on
     the last rank of a pipeline. In other chunks several are in flight. expandable: as of `played_rank`.
     """
-    passes = Rehearsal(recorder, len(run.chunks))
+    passes = PassRecorder(recorder, len(run.chunks))
     for chunk in run.chunks:
         chunk.passes = passes
     below = [chunk.lowering.below for chunk in run.chunks]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summed
-from ...simulator.layer_loops import loops
+from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
+from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
 from .pipeline import check_torch
@@ -13,13 +13,13 @@ from .pipeline_replay import played_rank
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank. Raises `InputError` for a layout that torch does not have or that is not modelled."""
-    spec, how = run.memory.spec, run.memory.training()
+    spec, training = run.memory.spec, run.memory.training()
     check_torch(run.layout)
-    replay = played_rank(spec, how, run.layout, rank, runtime.expandable, runtime.workspace, run.shared(runtime))
+    replay = played_rank(spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.shared(runtime))
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     known = Term("tensors", 0, "source", source, TORCH)
     if titan_settings(run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         known = IN_FLOAT8
-    return summed(replay, runtime, loops(spec), known)
+    return summarize(replay, runtime, layer_stacks(spec), known)

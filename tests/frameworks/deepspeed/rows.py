@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmcalc.device_memory.device_memory import summed
+from llmcalc.device_memory.device_memory import summarize
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.deepspeed.rank_memory import known, replay_zero
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.nccl import with_nccl
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_loops import layer_stacks
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 
 STAGE_2 = DeepSpeedSettings(stage=2, overlap_comm=True, reduce_bucket_size=200_000_000, optimizer="AdamW")
@@ -54,7 +54,7 @@ def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     found = replay_zero(model, training(row), settings, devices, 0, A100)
-    answer = summed(found, A100, loops(model), known(settings))
+    answer = summarize(found, A100, layer_stacks(model), known(settings))
     answer = with_nccl(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )

@@ -223,7 +223,7 @@ def is_layer(name: str) -> bool:
     return own.isdigit() and above.rpartition(".")[2] == "layers"
 
 
-def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype))
@@ -231,9 +231,9 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
         model: Any = spec.reference()
     finally:
         torch.set_default_dtype(before)
-    adapters = None if how.adapters is None else replace(how.adapters, dtype=DTYPES[fsdp.dtype])
-    variants.change(model, how.choices, how.recompute, adapters)
-    formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
+    adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
+    variants.change(model, training.choices, training.recompute, adapters)
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
 
     def wrap(module: Any, reshards: bool | None) -> None:
         fully_shard(module, mesh=mesh, mp_policy=formats, reshard_after_forward=reshards)
@@ -257,7 +257,7 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
 
 def by_torch(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     fsdp: Fsdp = TITAN,
@@ -268,23 +268,25 @@ def by_torch(
     """Steps of the reference. beside: a further dispatch mode, around the steps. fake: whether its tensors have no
     values, which takes longer for a small model; the flash kernel of GPUs runs on such tensors alone.
     """
-    fake, fused = fake or how.choices.attention == "flash", how.implementation == "fused"
+    fake, fused = fake or training.choices.attention == "flash", training.implementation == "fused"
     seen = Steps()
     fields = vars(Run)["__dataclass_fields__"]
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
-            model = sharded(spec, how, layout, fsdp, mesh)
+            model = sharded(spec, training, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
+            (optimizer,) = optimizers(
+                training.optimizer, parameters, training.implementation or "foreach", training.momentum
+            )
             tracker: Any = watch(model, optimizer)
             with tracker:
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
                 if beside is None:
-                    _steps(spec, how, fsdp, model, optimizer, tracker, seen, fake)
+                    _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
                 else:
                     with beside:
-                        _steps(spec, how, fsdp, model, optimizer, tracker, seen, fake)
+                        _steps(spec, training, fsdp, model, optimizer, tracker, seen, fake)
             seen.parameters = 0 if fused else sum("step" in one for one in optimizer.state.values())
     finally:
         Run.__dataclass_fields__ = fields
@@ -292,16 +294,16 @@ def by_torch(
 
 
 def _steps(
-    spec: ModelSpec, how: Training, fsdp: Fsdp, model: Any, optimizer: Any, tracker: Any, seen: Steps, fake: bool
+    spec: ModelSpec, training: Training, fsdp: Fsdp, model: Any, optimizer: Any, tracker: Any, seen: Steps, fake: bool
 ) -> None:
-    for step in range(1, 1 + steps(how)):
-        for batch in range(how.microbatches):
-            ids = token_ids(spec, how.batch, how.seq, "cpu")
-            source = encoded(spec, how.batch, how.seq, how.dtype, "cpu")
-            model.set_requires_gradient_sync(fsdp.reduces_each or batch == how.microbatches - 1)
+    for step in range(1, 1 + steps(training)):
+        for batch in range(training.microbatches):
+            ids = token_ids(spec, training.batch, training.seq, "cpu")
+            source = encoded(spec, training.batch, training.seq, training.dtype, "cpu")
+            model.set_requires_gradient_sync(fsdp.reduces_each or batch == training.microbatches - 1)
             tracker.restart()
-            with variants.running(how.choices):
-                loss = result(spec, model, ids, source, how.choices)
+            with variants.running(training.choices):
+                loss = result(spec, model, ids, source, training.choices)
                 seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
                     tracker.peak,
                     tracker.now,
@@ -321,39 +323,41 @@ def _steps(
         seen.bytes[Seen(step, 0, "end")] = tracker.now
 
 
-def steps(how: Training) -> int:
+def steps(training: Training) -> int:
     """How many steps run."""
-    return STEPS if how.microbatches == 1 else 1
+    return STEPS if training.microbatches == 1 else 1
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Steps:
+def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Steps:
     """The same steps, replayed."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, meter=Meter(), program=program)
-    return steps_of(run, how, fsdp)
+    run = FsdpRun(
+        spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, meter=Meter(), program=program
+    )
+    return steps_of(run, training, fsdp)
 
 
-def steps_of(run: TrainingRun, how: Training, fsdp: Fsdp = TITAN) -> Steps:
+def steps_of(run: TrainingRun, training: Training, fsdp: Fsdp = TITAN) -> Steps:
     """The steps of a run."""
     seen = Steps()
     meter: Any = run.meter
     run.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
     seen.bytes[Seen(0, 0, "set-up")] = meter.now
-    for step in range(1, 1 + steps(how)):
+    for step in range(1, 1 + steps(training)):
 
         def watch(group: Group, moment: Moment, after: bool, step: int = step) -> None:
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.now)
 
         if isinstance(run, FsdpRun):
             run.traffic.watch = watch
-        for batch in range(how.microbatches):
+        for batch in range(training.microbatches):
             run.next_batch()
             if isinstance(run, FsdpRun):
-                run.traffic.reduces = fsdp.reduces_each or batch == how.microbatches - 1
+                run.traffic.reduces = fsdp.reduces_each or batch == training.microbatches - 1
             meter.restart()
             loss = run.forward()
             seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = meter.peak, meter.now

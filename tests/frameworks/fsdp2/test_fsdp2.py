@@ -31,10 +31,10 @@ from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.layer_loops import loops
-from llmcalc.simulator.layer_pattern import RECORDED
+from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter, Place
-from llmcalc.simulator.repeat_layers import Unfolding
+from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses.cpu_events import GradientSums, read_events
 from llmcalc.workload.recompute import recompute_of
@@ -121,7 +121,7 @@ class Case:
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
         optimizer, _, implementation = of["optimizer"].partition(" ")
         attention = "eager" if of["family"] in ("gemma2-9b", "Block-14") else of["attention"]
-        how = Training(
+        training = Training(
             batch=batch,
             seq=seq,
             microbatches=count,
@@ -132,7 +132,7 @@ class Case:
             choices=Choices(attention=attention, workspace=False),
         )
         layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
-        return family(of["family"]), how, layout, Fsdp(dtype, reduced, of["keeps last"], every)
+        return family(of["family"]), training, layout, Fsdp(dtype, reduced, of["keeps last"], every)
 
 
 def _drawn(seed: int = 0) -> list[Case]:
@@ -149,8 +149,13 @@ def _drawn(seed: int = 0) -> list[Case]:
 @compares(lambda case: under("fsdp2", case.setting[0], case.setting[1].optimizer))
 @pytest.mark.parametrize("case", _drawn(), ids=str)
 def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
-    spec, how, layout, fsdp = case.setting
-    assert differences(replayed(spec, how, layout, case.rank, fsdp), by_torch(spec, how, layout, case.rank, fsdp)) == {}
+    spec, training, layout, fsdp = case.setting
+    assert (
+        differences(
+            replayed(spec, training, layout, case.rank, fsdp), by_torch(spec, training, layout, case.rank, fsdp)
+        )
+        == {}
+    )
 
 
 def test_the_grid_has_every_value() -> None:
@@ -176,8 +181,8 @@ Gemma 4's layers in its mixed precision; parameters that no pass reads are not m
 @compares(lambda name: under("fsdp2", family(name), "adamw"))
 @pytest.mark.parametrize("name", PARTS)
 def test_a_rank_with_a_part_holds_what_the_tracker_sees(name: str) -> None:
-    spec, how, layout = family(name), Training(batch=2, seq=7), Layout(dp=3, zero=3)
-    assert differences(replayed(spec, how, layout, 1), by_torch(spec, how, layout, 1)) == {}
+    spec, training, layout = family(name), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    assert differences(replayed(spec, training, layout, 1), by_torch(spec, training, layout, 1)) == {}
 
 
 LOW = frozenset({"q_proj", "v_proj", "down_proj"})
@@ -202,15 +207,15 @@ def test_adapters_are_sharded_with_the_frozen_weights(
     name: str, fields: dict[str, Any], layout: Layout, fsdp: Fsdp
 ) -> None:
     """Only adapters have gradients and states. All is gathered in bf16."""
-    how = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
+    training = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
     for rank in (0, layout.world - 1):
-        theirs = by_torch(family(name), how, layout, rank, fsdp)
-        assert differences(replayed(family(name), how, layout, rank, fsdp), theirs) == {}
+        theirs = by_torch(family(name), training, layout, rank, fsdp)
+        assert differences(replayed(family(name), training, layout, rank, fsdp), theirs) == {}
 
 
 def test_adapters_have_a_format_of_their_own_by_default() -> None:
-    how = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
-    alone, fsdp = called(family("llama3-8b"), how)
+    training = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
+    alone, fsdp = called(family("llama3-8b"), training)
     assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
@@ -237,21 +242,21 @@ def test_adapters_over_quantized_weights_are_refused() -> None:
 def test_a_whole_model_on_many_ranks() -> None:
     """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
     spec = with_layers(llmcalc.load("llama3-8b").model, 3)
-    how = Training(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
+    training = Training(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
     layout = Layout(dp=128, zero=3)
-    theirs = by_torch(spec, how, layout, 0, fake=True)
-    assert differences(replayed(spec, how, layout, 0), theirs) == {}
+    theirs = by_torch(spec, training, layout, 0, fake=True)
+    assert differences(replayed(spec, training, layout, 0), theirs) == {}
     assert theirs.bytes[Seen(1, 0, "backward")] > 25e9
 
 
 @pytest.mark.parametrize(("microbatches", "keeps_last"), [(1, True), (1, False), (2, True), (2, False)])
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
-    spec, how = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
+    spec, training = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
     fsdp, layout = Fsdp(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
-    ours, theirs = (run(spec, how, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
+    ours, theirs = (run(spec, training, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
-    one_group = replayed(spec, how, layout, 1)
+    one_group = replayed(spec, training, layout, 1)
     assert one_group.bytes[Seen(1, 0, "backward")] != ours.bytes[Seen(1, 0, "backward")]
 
 
@@ -260,38 +265,38 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last
 )
 def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
     """A layer that gathers others ahead of them holds them too, in both passes."""
-    spec, how = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
+    spec, training = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
     layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), Fsdp(prefetch=prefetch)
-    ours = replayed(spec, how, layout, 1, fsdp)
-    assert differences(ours, by_torch(spec, how, layout, 1, fsdp)) == {}
-    assert ours.snapshots != replayed(spec, how, layout, 1).snapshots
+    ours = replayed(spec, training, layout, 1, fsdp)
+    assert differences(ours, by_torch(spec, training, layout, 1, fsdp)) == {}
+    assert ours.snapshots != replayed(spec, training, layout, 1).snapshots
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
-    spec, how = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
+    spec, training = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), Fsdp(prefetch=prefetch)
     meter = Meter()
-    run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, meter=meter)
+    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, Place()
     run.step()
     expected = max(peak.bytes for place, peak in meter.peaks.items() if place.phase != "after")
-    assert fsdp_memory(spec, how, layout, 0, Runtime(workspace=0), fsdp).exact_bytes == expected
+    assert fsdp_memory(spec, training, layout, 0, Runtime(workspace=0), fsdp).exact_bytes == expected
 
 
 def test_two_witnesses_agree() -> None:
-    spec, how, layout = family("qwen3-8b"), Training(batch=2, seq=7), Layout(dp=3, zero=3)
-    tracked, followed = (by_torch(spec, how, layout, 2, watch=watch) for watch in (Tracker, Followed))
+    spec, training, layout = family("qwen3-8b"), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    tracked, followed = (by_torch(spec, training, layout, 2, watch=watch) for watch in (Tracker, Followed))
     assert tracked.bytes == followed.bytes
 
 
 def test_one_rank_alone_gathers_nothing() -> None:
-    spec, how, layout = family("llama3-8b"), Training(batch=1, seq=9), Layout(zero=3)
-    assert differences(replayed(spec, how, layout, 0), by_torch(spec, how, layout, 0)) == {}
-    assert communication(spec, how, layout) == []
+    spec, training, layout = family("llama3-8b"), Training(batch=1, seq=9), Layout(zero=3)
+    assert differences(replayed(spec, training, layout, 0), by_torch(spec, training, layout, 0)) == {}
+    assert communication(spec, training, layout) == []
 
 
 # --- many layers from few ---------------------------------------------------------------------------------------------
@@ -315,13 +320,13 @@ def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: Fsdp) -> None:
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
-    how = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
-    of_rank = sharding(how, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
-    stacks = loops(spec, how.recompute.every)
-    few = record(spec, how, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED)})
-    found = Unfolding(few, stacks, [0]).counted({})
+    training = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
+    of_rank = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
+    stacks = layer_stacks(spec, training.recompute.every)
+    few = record(spec, training, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED_REPEATS)})
+    found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
-    run = FsdpRun(spec, how, of_rank, fsdp, meter=meter)
+    run = FsdpRun(spec, training, of_rank, fsdp, meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, Place()
@@ -332,8 +337,8 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
 
 def test_an_answer_of_a_model_too_large_for_one_device() -> None:
     spec = llmcalc.load("llama3.1-405b").model
-    how = Training(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
-    found = fsdp_memory(spec, how, Layout(dp=1024, zero=3))
+    training = Training(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
+    found = fsdp_memory(spec, training, Layout(dp=1024, zero=3))
     assert found.by_kind["communication"] > 3 * 2 * 3.1e9  # at the peak: a gathered layer, and a layer's sums in fp32
     assert sum(found.by_kind.values()) == found.peak_bytes
     assert found.device_bytes >= found.reserved_bytes >= found.peak_bytes >= found.exact_bytes
@@ -380,19 +385,19 @@ class Sent(TorchDispatchMode):
 )
 def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: Fsdp) -> None:
     """CommDebugMode counts the operations; their tensors have the bytes."""
-    spec, how = family("llama3-8b"), Training(batch=1, seq=9, microbatches=microbatches)
+    spec, training = family("llama3-8b"), Training(batch=1, seq=9, microbatches=microbatches)
     sent, counted = Sent(), Counts()
     with counted:
-        seen = by_torch(spec, how, layout, 0, fsdp, Followed, sent)
+        seen = by_torch(spec, training, layout, 0, fsdp, Followed, sent)
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
-    for one in communication(spec, how, layout, 0, fsdp):
+    for one in communication(spec, training, layout, 0, fsdp):
         expected[one.kind, one.bytes] += steps * one.times
     assert sent.found == expected
     assert sorted(counted.get_comm_counts().values()) == sorted(
         sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
     )
-    run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, layout.reshard)
+    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, layout.reshard)
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
@@ -444,24 +449,24 @@ def test_layers_that_share_parameters_are_refused() -> None:
 
 
 def test_master_weights_are_the_shards() -> None:
-    spec, how = family("llama3-8b"), Training(batch=1, seq=9, master=True)
-    before, since = (called(spec, how, day) for day in (SPLIT - timedelta(1), SPLIT))
-    assert before == (replace(how, master=False), Fsdp(copies_gathered=True))
-    assert since == (replace(how, master=False), replace(SINCE, copies_gathered=True))
-    assert called(spec, how) == (replace(how, master=False), SINCE)
-    assert called(spec, replace(how, master=False))[1] == replace(SINCE, dtype="bfloat16")
-    assert called(family("gpt2"), how)[1] == Fsdp(keeps_last=False)  # its head is the embedding
+    spec, training = family("llama3-8b"), Training(batch=1, seq=9, master=True)
+    before, since = (called(spec, training, day) for day in (SPLIT - timedelta(1), SPLIT))
+    assert before == (replace(training, master=False), Fsdp(copies_gathered=True))
+    assert since == (replace(training, master=False), replace(SINCE, copies_gathered=True))
+    assert called(spec, training) == (replace(training, master=False), SINCE)
+    assert called(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
+    assert called(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
 
 
 def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
     """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
-    spec, how, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
-    how, fsdp = called(spec, how)
-    theirs = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
-    before = by_torch(spec, how, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
+    spec, training, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
+    training, fsdp = called(spec, training)
+    theirs = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
+    before = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
     module: Any = spec.reference()
     layer = 2 * sum(-(-len(weight) // 5) * 5 * weight[0].numel() for weight in module.layers[0].parameters())
-    assert differences(replayed(spec, how, layout, 1, fsdp), theirs) == {}
+    assert differences(replayed(spec, training, layout, 1, fsdp), theirs) == {}
     assert before.bytes[Seen(2, 0, "live")] - theirs.bytes[Seen(2, 0, "live")] == layer
 
 
@@ -498,15 +503,15 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layers(family("llama3-8b"), 12)
-    how = Training(batch=2, seq=7, recompute=recompute_of("full"))
+    training = Training(batch=2, seq=7, recompute=recompute_of("full"))
     layout = Layout(tp=2, dp=3, zero=3)
-    run = FsdpRun(spec, how, sharding(how, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
+    run = FsdpRun(spec, training, sharding(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
     run.set_up()
     run.step()
     run.meter.peaks = {}
     run.step()
     assert run.meter.by_kind["activations"] == 2 * 7 * 8  # the token ids
-    found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0), fsdp)
+    found = fsdp_memory(spec, training, layout, 1, Runtime(0, 0), fsdp)
     assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
     assert found.terms[0].status == "source"
 
@@ -517,17 +522,21 @@ def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
 @pytest.mark.parametrize(("name", "recompute"), [("gpt2", "none"), ("gemma2-9b", "full"), ("qwen3-8b", "none")])
 def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: str, recompute: str) -> None:
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
-    spec, how, layout = family(name), Training(batch=2, seq=7, recompute=recompute_of(recompute)), Layout(dp=3, zero=3)
-    how = replace(how, implementation="fused")
+    spec, training, layout = (
+        family(name),
+        Training(batch=2, seq=7, recompute=recompute_of(recompute)),
+        Layout(dp=3, zero=3),
+    )
+    training = replace(training, implementation="fused")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as events:
-        by_torch(spec, how, layout, 0, watch=Unwatched)
+        by_torch(spec, training, layout, 0, watch=Unwatched)
     sums = GradientSums()
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
         sums = sums.with_sum(size, in_place)
 
-    run = FsdpRun(spec, how, sharding(how, layout, 0), TITAN)
+    run = FsdpRun(spec, training, sharding(training, layout, 0), TITAN)
     run.graph.on_sum = add
     run.set_up()
     for _ in range(2):

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.device_memory import Term, summed
+from llmcalc.device_memory.device_memory import Term, summarize
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
@@ -32,7 +32,7 @@ from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.simulator.layer_loops import loops
+from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
@@ -95,14 +95,14 @@ each forward pass.
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_torch_does(case: Case) -> None:
     spec, layout = small(case.layers), case.layout
-    how = Training(
+    training = Training(
         batch=2,
         seq=8,
         microbatches=case.microbatches,
         implementation="foreach",
         recompute=recompute_of(case.recompute),
     )
-    run = spec, how, layout, layout.rank(pp=case.stage), case.fsdp, case.piped
+    run = spec, training, layout, layout.rank(pp=case.stage), case.fsdp, case.piped
     assert replayed(*run) == by_torch(*run)
 
 
@@ -110,9 +110,9 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
     """Of a middle stage with 2 layers: parameters in bf16, and sums of their gradients in fp32, on every rank."""
     spec, layout = small(6), Layout(pp=3, dp=8, zero=3, reshard=False)
     layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    how = Training(batch=1, seq=4, microbatches=6)
+    training = Training(batch=1, seq=4, microbatches=6)
     meter = Meter()
-    run = ShardedRank(spec, how, layout, layout.rank(pp=1), meter)
+    run = ShardedRank(spec, training, layout, layout.rank(pp=1), meter)
     run.set_up()
     run._take_batch()
     chunk = run.chunks[0]
@@ -124,8 +124,8 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
 
 def test_a_step_of_several_schedules_adds_up_shards() -> None:
     """The second schedule of a step finds the gradients of the first, which stay sharded."""
-    how = Training(batch=1, seq=4, microbatches=8)
-    one, two = (replay_rank(small(4), how, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
+    training = Training(batch=1, seq=4, microbatches=8)
+    one, two = (replay_rank(small(4), training, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
     assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
     assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
 
@@ -136,13 +136,13 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
 def test_many_layers_from_few(layout: Layout) -> None:
     """Of 24 layers, 4 of every stage are recorded; the allocator finds what it does when all are replayed."""
     spec = small(24)
-    how = Training(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
+    training = Training(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
     tensors = Term("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
-        found = replay_rank(spec, how, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summed(found, runtime, loops(spec), tensors)
-        assert stage_memory(spec, how, layout, 1, runtime, TITAN, tensors) == whole
+        found = replay_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
+        whole = summarize(found, runtime, layer_stacks(spec), tensors)
+        assert stage_memory(spec, training, layout, 1, runtime, TITAN, tensors) == whole
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
@@ -174,8 +174,8 @@ def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
 
 def _passed(piped: Piped, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
-    how = Training(batch=2, seq=8, microbatches=4)
-    run = ShardedRank(small(4), how, TWO, TWO.rank(pp=stage), meter := Meter(), piped=piped)
+    training = Training(batch=2, seq=8, microbatches=4)
+    run = ShardedRank(small(4), training, TWO, TWO.rank(pp=stage), meter := Meter(), piped=piped)
     run.set_up()
     run.passes()
     passes = meter.now
@@ -198,11 +198,11 @@ def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
 
 def test_shapes_were_learnt_from_a_forward_pass() -> None:
     """It gathers the first stage, in bf16, and leaves nothing else."""
-    how = Training(batch=2, seq=8, microbatches=4)
+    training = Training(batch=2, seq=8, microbatches=4)
     table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     held: list[int] = []
     for infers in (False, True):
-        run = ShardedRank(small(4), how, TWO, 0, meter := Meter(), piped=Piped(infers_shapes=infers))
+        run = ShardedRank(small(4), training, TWO, 0, meter := Meter(), piped=Piped(infers_shapes=infers))
         run.set_up()
         run._take_batch()
         held.append(meter.now)

@@ -74,7 +74,7 @@ def rows() -> dict[str, Any]:
 def test_reserved_bytes(name: str) -> None:
     """The error with torch's default segments; with expandable ones it is printed beside it."""
     run, spec = RUNS[name], llmcalc.load("llama3-8b").model
-    how, fsdp = called(
+    training, fsdp = called(
         spec,
         Training(
             batch=run.batch,
@@ -91,7 +91,7 @@ def test_reserved_bytes(name: str) -> None:
     errors = [
         100
         * (
-            fsdp_memory(spec, how, Layout(dp=run.ranks, zero=3), 0, Runtime(expandable=grows), fsdp).reserved_bytes
+            fsdp_memory(spec, training, Layout(dp=run.ranks, zero=3), 0, Runtime(expandable=grows), fsdp).reserved_bytes
             / measured
             - 1
         )

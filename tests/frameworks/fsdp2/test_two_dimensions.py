@@ -130,9 +130,9 @@ class DividedRun(TrainingRun):
 def test_products_divided_without_shards(recompute: str) -> None:
     """What distributed tensors allocate by themselves: `--framework torch`."""
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
-    how = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
-    run = DividedRun(spec, how, meter=Meter(), program=rank_program(spec, layout, 1))
-    assert differences(steps_of(run, how), by_torch(spec, how, layout, 1, watch=Parts)) == {}
+    training = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
+    run = DividedRun(spec, training, meter=Meter(), program=rank_program(spec, layout, 1))
+    assert differences(steps_of(run, training), by_torch(spec, training, layout, 1, watch=Parts)) == {}
 
 
 RECURRENCES = ["nemotron-h-8b", "falcon-mamba-7b", "xlstm-7b", "olmo-hybrid-7b"]
@@ -174,10 +174,10 @@ def test_gradients_of_distributed_tensors_are_never_added_in_place() -> None:
     dispatch mode sees that, as under one none is added in place.
     """
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
-    how = Training(batch=2, seq=8, dtype="float32")
+    training = Training(batch=2, seq=8, dtype="float32")
     made = []
     for adds_in_place in (False, True):
-        run = DividedRun(spec, how, meter=Sizes(), program=rank_program(spec, layout, 0))
+        run = DividedRun(spec, training, meter=Sizes(), program=rank_program(spec, layout, 0))
         run.graph.adds_in_place = adds_in_place
         run.set_up()
         run.step()
@@ -195,11 +195,11 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     are not copied, and the four sums have no copy of the products; the rest is eager.
     """
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, dp=2, zero=3, sequence_parallel=True)
-    how = Training(batch=batch, seq=16, choices=Choices(attention="flash", compiled=True))
+    training = Training(batch=batch, seq=16, choices=Choices(attention="flash", compiled=True))
     size, made = 2 * batch * 16 * 32, []
     for fsdp in (TITAN, Fsdp(overlaps=overlaps), Fsdp(overlaps=overlaps, copies_gathered=True)):
         program = rank_program(spec, layout, 0)
-        run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, meter=Sizes(), program=program)
+        run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, meter=Sizes(), program=program)
         run.set_up()
         run.next_batch()
         run.forward_and_backward()
@@ -210,22 +210,22 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
-    spec, how = MODELS["llama3-8b"], Training(batch=1, seq=16)
-    assert called(spec, how, IN_PLACE - timedelta(days=1))[1].copies_gathered
-    assert not called(spec, how, IN_PLACE)[1].copies_gathered
-    assert not called(spec, how)[1].copies_gathered
+    spec, training = MODELS["llama3-8b"], Training(batch=1, seq=16)
+    assert called(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered
+    assert not called(spec, training, IN_PLACE)[1].copies_gathered
+    assert not called(spec, training)[1].copies_gathered
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_few_layers_stand_for_all(recompute: str) -> None:
     spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model
-    how, layout = Training(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
-    run = FsdpRun(spec, how, sharding(how, layout, 1), program=rank_program(spec, layout, 1))
+    training, layout = Training(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
+    run = FsdpRun(spec, training, sharding(training, layout, 1), program=rank_program(spec, layout, 1))
     run.set_up()
     run.step()
     run.meter.peaks = {}
     run.step()
-    found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0))
+    found = fsdp_memory(spec, training, layout, 1, Runtime(0, 0))
     assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
     assert found.terms[0].status == "exact"
 
@@ -235,15 +235,17 @@ def test_what_float8_gathers() -> None:
     as they are. Norms' gradients and the loss are as before.
     """
     spec = llmcalc.load("llama3-8b", num_hidden_layers=2).model
-    how, layout = Training(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
+    training, layout = Training(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
     rows = 4096 * 4096
     for float8, narrow, wide in ((None, 0, 4 * 2 + 2), (Float8(), 4 * 2, 2), (Float8(recipe="rowwise"), 0, 10)):
         gathers: Counter[int] = Counter()
-        for one in communication(spec, how, layout, 0, Fsdp(float8=float8)):
+        for one in communication(spec, training, layout, 0, Fsdp(float8=float8)):
             if one.group == "tp" and one.kind == "all_gather":
                 gathers[one.bytes] += one.times
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
-    run = FsdpRun(spec, how, sharding(how, layout, 0, Fsdp(float8=Float8(True))), program=rank_program(spec, layout, 0))
+    run = FsdpRun(
+        spec, training, sharding(training, layout, 0, Fsdp(float8=Float8(True))), program=rank_program(spec, layout, 0)
+    )
     run.set_up()
     assert isinstance(run.lowering, ShardedAndDivided)
     widths = {path[-1]: one.width for path, one in run.lowering.sharded.items()}

@@ -125,7 +125,7 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
         model.lm_head.weight = model.embed_tokens.weight
 
 
-def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
     """The reference, divided, and then sharded as torchtitan does it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, fsdp.dtype))
@@ -134,11 +134,11 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     finally:
         torch.set_default_dtype(before)
     divide(model, mesh["tp"], fsdp.divides_loss)
-    variants.change(model, how.choices, how.recompute)
+    variants.change(model, training.choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model
-    formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["replicas", "shards"] if layout.hsdp_replicas > 1 else mesh["shards"]
 
     def wrap(module: Any, reshards: bool | None) -> None:
@@ -170,7 +170,7 @@ def process_group(layout: Layout, rank: int) -> Iterator[Any]:
 
 def by_torch(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     layout: Layout,
     rank: int,
     fsdp: Fsdp = TITAN,
@@ -183,9 +183,11 @@ def by_torch(
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with process_group(layout, rank) as mesh:
-            model = sharded(spec, how, layout, fsdp, mesh)
+            model = sharded(spec, training, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
+            (optimizer,) = optimizers(
+                training.optimizer, parameters, training.implementation or "foreach", training.momentum
+            )
             tracker: Any = watch(model, optimizer)
             with (
                 warnings.catch_warnings(),
@@ -195,8 +197,10 @@ def by_torch(
             ):
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
-                _steps(spec, how, fsdp, model, optimizer, tracker, seen, False)
-            counted = 0 if how.implementation == "fused" else sum("step" in one for one in optimizer.state.values())
+                _steps(spec, training, fsdp, model, optimizer, tracker, seen, False)
+            counted = (
+                0 if training.implementation == "fused" else sum("step" in one for one in optimizer.state.values())
+            )
             seen.parameters = counted
     finally:
         Run.__dataclass_fields__ = fields

@@ -78,7 +78,7 @@ def sending() -> Iterator[None]:
         schedules._batch_p2p = before
 
 
-def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
+def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
     """The layers of one stage of the reference, wrapped."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, fsdp.dtype))
@@ -89,8 +89,8 @@ def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
-    variants.change(model, how.choices, how.recompute)
-    formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
+    variants.change(model, training.choices, training.recompute)
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
     for i, layer in enumerate(model.layers):
@@ -105,7 +105,7 @@ def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     return model
 
 
-def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def by_torch(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     fields = vars(Run)["__dataclass_fields__"]
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
@@ -113,24 +113,26 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
         with mesh_of(layout, rank) as mesh:
             layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
             own = [stage for stage in stages(layout, layers) if stage.rank == layout.at(rank).pp]
-            parts = [wrapped(spec, how, layout, fsdp, mesh, stage) for stage in own]
+            parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
             updates = [
-                next(iter(optimizers(how.optimizer, [(one, False) for one in part.parameters()], "foreach", False)))
+                next(
+                    iter(optimizers(training.optimizer, [(one, False) for one in part.parameters()], "foreach", False))
+                )
                 for part in parts
             ]
-            schedule = _schedule(spec, how, layout, mesh, own, parts)
+            schedule = _schedule(spec, training, layout, mesh, own, parts)
             watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
             divided = loss_parallel() if layout.tp > 1 else nullcontext()
             with warnings.catch_warnings(), watch, sending(), divided:
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-                return _steps(spec, how, piped, schedule, own, parts, updates, watch)
+                return _steps(spec, training, piped, schedule, own, parts, updates, watch)
     finally:
         Run.__dataclass_fields__ = fields
 
 
 def _steps(
     spec: ModelSpec,
-    how: Training,
+    training: Training,
     piped: Piped,
     schedule: Any,
     own: Any,
@@ -141,7 +143,7 @@ def _steps(
     found = [watch.now]
     last, counts = own[-1].last, 0
     for _ in range(STEPS):
-        whole = token_ids(spec, how.batch * how.microbatches, how.seq, "cpu")
+        whole = token_ids(spec, training.batch * training.microbatches, training.seq, "cpu")
         watch.restart()
         given = (whole,) if own[0].first else ()
         losses: list[Any] = []
@@ -159,21 +161,23 @@ def _steps(
     return found
 
 
-def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
+def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
-        how.batch,
-        how.seq // layout.tp,
+        training.batch,
+        training.seq // layout.tp,
         spec.hidden_size,
-        dtype=getattr(torch, how.dtype),
+        dtype=getattr(torch, training.dtype),
         device="meta",
         requires_grad=True,
     )
-    logits = torch.empty(how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True)
-    ids = torch.empty(how.batch, how.seq, dtype=torch.int64, device="meta")
+    logits = torch.empty(
+        training.batch, training.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True
+    )
+    ids = torch.empty(training.batch, training.seq, dtype=torch.int64, device="meta")
 
     def loss(out: Any, labels: Any) -> Any:
-        return variants.loss_of(None, how.choices, out, labels)
+        return variants.loss_of(None, training.choices, out, labels)
 
     made = [
         PipelineStage(
@@ -190,9 +194,9 @@ def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: An
     several = schedule_of(layout) == "interleaved"
     schedule: Any
     if several:
-        schedule = ScheduleInterleaved1F1B(made, how.microbatches, loss_fn=loss, scale_grads=False)
+        schedule = ScheduleInterleaved1F1B(made, training.microbatches, loss_fn=loss, scale_grads=False)
     else:
-        schedule = Schedule1F1B(made[0], how.microbatches, loss_fn=loss, scale_grads=False)
+        schedule = Schedule1F1B(made[0], training.microbatches, loss_fn=loss, scale_grads=False)
 
     def no_vote(stages: Any, *_: Any) -> None:
         for one in stages:
@@ -202,10 +206,10 @@ def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: An
     return schedule
 
 
-def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
     """The same, replayed."""
     meter = Meter()
-    run = ShardedRank(spec, how, layout, rank, meter, 0, fsdp, piped)
+    run = ShardedRank(spec, training, layout, rank, meter, 0, fsdp, piped)
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()

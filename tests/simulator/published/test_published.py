@@ -35,7 +35,7 @@ from tests.simulator.published.modules import MODULES, NORM, ModuleCase
 from tests.simulator.published.record import RECORDS
 from tests.simulator.witness import Held
 
-RECORDED = json.loads(RECORDS.read_text())
+RECORDED_REPEATS = json.loads(RECORDS.read_text())
 MISSING = launchless.missing()
 
 
@@ -43,7 +43,7 @@ def each(kind: str) -> list[Any]:
     """(name, sizes, recorded) of every case."""
     return [
         pytest.param(name, Of(**one["sizes"]), Held(**one["held"]), id=f"{name} {i}")
-        for name, cases in RECORDED[kind].items()
+        for name, cases in RECORDED_REPEATS[kind].items()
         for i, one in enumerate(cases)
     ]
 
@@ -123,16 +123,16 @@ def test_a_module_holds_what_its_own_code_held(name: str, sizes: Of, recorded: H
 
 def test_every_case_is_recorded() -> None:
     for kind, cases in (("kernels", KERNELS), ("modules", MODULES)):
-        recorded = {name: [one["sizes"] for one in found] for name, found in RECORDED[kind].items()}
+        recorded = {name: [one["sizes"] for one in found] for name, found in RECORDED_REPEATS[kind].items()}
         assert recorded == {name: list(case.sizes) for name, case in cases.items()}
 
 
 def test_records_are_of_the_named_commits() -> None:
-    assert RECORDED["commits"] == {library.name: library.commit for library in LIBRARIES.values()}
+    assert RECORDED_REPEATS["commits"] == {library.name: library.commit for library in LIBRARIES.values()}
 
 
 def test_every_kernel_that_ran_on_meta_has_a_record() -> None:
-    recorded = {name.split(",")[0] for name in RECORDED["kernels"]}
+    recorded = {name.split(",")[0] for name in RECORDED_REPEATS["kernels"]}
     assert {kernel.name for kernel in TABLE if kernel.known == "run on meta"} == recorded
     assert {kernel.library for kernel in TABLE} <= set(LIBRARIES)
 

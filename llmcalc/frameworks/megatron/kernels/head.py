@@ -12,7 +12,7 @@ from ....flow.program import Scope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
-from ....simulator.layer_pattern import folded, in_order
+from ....simulator.layer_pattern import layer_kinds, shortened
 from ....simulator.lowering import Frame
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .elementwise import ElementwiseKernels
@@ -91,7 +91,7 @@ class HeadKernels(ElementwiseKernels):
             )
         now = self.get(takes)
         self._leave(takes)
-        order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
+        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.loops))
         self.loops += 1
         start = 0
         while start < len(order):
