@@ -91,10 +91,10 @@ class Cluster:
         Raises `InputError` for what the framework does not have or is not modelled.
         """
         if runtime not in self._found:
-            self._found[runtime] = tuple(self.of_rank(rank, runtime) for rank in self.ranks)
+            self._found[runtime] = tuple(self.rank_model(rank, runtime) for rank in self.ranks)
         return self._found[runtime]
 
-    def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
+    def rank_model(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds."""
         if self.trains:
             found = self.framework.rank_memory(self.run, rank, runtime)
@@ -102,7 +102,7 @@ class Cluster:
             check_serving(self.layout, self.framework)
             found = rank_memory(rank_of(self.one, self.layout, rank, runtime))
         found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.at(rank).pp, known_memory(found, self.evidence))
+        return RankMemory(rank, self.layout.coordinates(rank).pp, known_memory(found, self.evidence))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -135,7 +135,7 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.of_rank(self.device_rank.rank, replace(self.one.runtime, expandable=True))
+        grown = self.rank_model(self.device_rank.rank, replace(self.one.runtime, expandable=True))
         return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
 
     @property

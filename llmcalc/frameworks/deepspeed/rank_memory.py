@@ -97,7 +97,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     how = one.training()
     if one.settings.master_weights == "none" and how.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
-    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, runtime)
+    found = replay_zero(one.spec, how, settings, layout.dp, layout.coordinates(rank).dp, runtime)
     return summed(found, runtime, loops(one.spec), known(settings))
 
 

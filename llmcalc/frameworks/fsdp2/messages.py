@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from ...algebra import Number
 from ...optional import MTP
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32
 from ...parallel.weight_shards import shard_rows
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """The messages for weights that the same ranks hold: of every layer, and of the weights in none.
 
     All shards are as long as the longest.
@@ -44,7 +44,7 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside, 1, 1)]:
         yield ranks.message("all_gather", size * group.width, count * times * passes)
         yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
-        yield ranks.summed(size * FLOAT32 // ranks.shards, count * passes)
+        yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)
 
 
 def gradient_rules() -> GradientRules:

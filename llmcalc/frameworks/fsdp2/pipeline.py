@@ -21,7 +21,7 @@ from ...device_memory.training import Training, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...parallel.schedules import Action, schedule_of
+from ...parallel.schedules import Action, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import Event, Recorded, Recorder
 from ...simulator.layer_loops import Loop, loops, loops_of
@@ -248,7 +248,7 @@ class ShardedRank(RankRun):
         self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
         self.schedules = piped.schedules
         each = how.microbatches // piped.schedules
-        if schedule_of(layout) == "1f1b" and each < layout.pp:
+        if effective_schedule(layout) == "1f1b" and each < layout.pp:
             raise InputError(
                 f"--num-microbatches: {each}; a pipeline of {layout.pp} stages takes at least {layout.pp} in torch"
             )
@@ -256,7 +256,7 @@ class ShardedRank(RankRun):
         super().__init__(spec, how, layout, rank, meter, workspace)
         for chunk in self.chunks:
             chunk.piped = piped
-        several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
+        several = piped.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active = list(_active(self.order, ACTIVE)) if several else []
 
     def check(self, layout: Layout) -> None:

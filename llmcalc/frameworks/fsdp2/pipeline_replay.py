@@ -204,7 +204,7 @@ def played_stage(
     run = made(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
-    alone, at = layout.at(rank).pp == layout.pp - 1, layout.at(rank)
+    alone, at = layout.coordinates(rank).pp == layout.pp - 1, layout.coordinates(rank)
     key = (at.dp, at.cp, *alike(spec, run, rank, alone))
     if key not in shared:
         shared[key] = known(made, layout.vpp, alone, expandable)

@@ -18,7 +18,7 @@ from ...evidence import STATUSES
 from ...model import ModelSpec
 from ...optional import TOWERS
 from ...parallel.layout import Layout
-from ...parallel.layout_request import dated
+from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
@@ -111,7 +111,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     one, layout = run.memory, run.layout
-    version, own = dated(run.version), titan_settings(run.own_settings)
+    version, own = version_date(run.version), titan_settings(run.own_settings)
     how = one.training()
     if TOWERS.name in one.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
@@ -171,7 +171,7 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     one, layout = run.memory, run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
-    how, fsdp = called(one.spec, one.training(), dated(run.version), titan_settings(run.own_settings))
+    how, fsdp = called(one.spec, one.training(), version_date(run.version), titan_settings(run.own_settings))
     counts: dict[Message, Number] = {}
     for each in communication(one.spec, how, layout, rank, fsdp):
         alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)

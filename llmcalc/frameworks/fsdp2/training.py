@@ -166,7 +166,7 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if holds:
             raise InputError(f"FSDP2 with {words} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
-    at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
+    at, each = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
     frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
     return Sharding(
@@ -207,7 +207,7 @@ class FsdpRun(TrainingRun):
         program: RankFlow | None = None,
         ring: Ring | None = None,
     ) -> None:
-        if program is not None and program.shares.layout.tp > 1:
+        if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = ShardedAndDivided
         super().__init__(spec, how, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ...flow.axis import Shape as Axes
 from ...flow.program import Item, Step
 from ...flow.record import Flow
-from ...parallel.rank_program import Shard, axes_of, is_divided
+from ...parallel.rank_program import Shard, flat_axes, is_divided
 from ...simulator.lowering import Path
 from ...simulator.profiles.dtensor import Divided, named_steps
 from ...simulator.strides import Shape
@@ -78,6 +78,6 @@ def _wholes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
 
 def _whole(axes: Axes) -> int:
     size = 1
-    for axis in axes_of(axes):
+    for axis in flat_axes(axes):
         size *= axis.whole if isinstance(axis, Shard) else axis.size
     return size

@@ -27,7 +27,7 @@ from llmcalc.frameworks.fsdp2.pipeline import Piped, ShardedRank
 from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.parallel.schedules import schedule_of
+from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
@@ -112,7 +112,7 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
     try:
         with mesh_of(layout, rank) as mesh:
             layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-            own = [stage for stage in stages(layout, layers) if stage.rank == layout.at(rank).pp]
+            own = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
             parts = [wrapped(spec, how, layout, fsdp, mesh, stage) for stage in own]
             updates = [
                 next(iter(optimizers(how.optimizer, [(one, False) for one in part.parameters()], "foreach", False)))
@@ -187,7 +187,7 @@ def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: An
         )
         for one, part in zip(own, parts, strict=True)
     ]
-    several = schedule_of(layout) == "interleaved"
+    several = effective_schedule(layout) == "interleaved"
     schedule: Any
     if several:
         schedule = ScheduleInterleaved1F1B(made, how.microbatches, loss_fn=loss, scale_grads=False)
