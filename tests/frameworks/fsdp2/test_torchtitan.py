@@ -22,7 +22,7 @@ from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
-from llmcalc.frameworks.fsdp2.training import Fsdp, called
+from llmcalc.frameworks.fsdp2.training import Fsdp, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import Source
 from llmcalc.frameworks.ranks import Cluster
@@ -74,7 +74,7 @@ def rows() -> dict[str, Any]:
 def test_reserved_bytes(name: str) -> None:
     """The error with torch's default segments; with expandable ones it is printed beside it."""
     run, spec = RUNS[name], llmcalc.load("llama3-8b").model
-    how, fsdp = called(
+    how, fsdp = torchtitan_training(
         spec,
         Training(
             batch=run.batch,

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import Run
 from llmcalc.device_memory.training import Training
-from llmcalc.frameworks.fsdp2.pipeline import Piped, ShardedRank
+from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank
 from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
@@ -105,7 +105,9 @@ def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     return model
 
 
-def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def by_torch(
+    spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     fields = vars(Run)["__dataclass_fields__"]
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
@@ -123,7 +125,7 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
             divided = loss_parallel() if layout.tp > 1 else nullcontext()
             with warnings.catch_warnings(), watch, sending(), divided:
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-                return _steps(spec, how, piped, schedule, own, parts, updates, watch)
+                return _steps(spec, how, schedule_settings, schedule, own, parts, updates, watch)
     finally:
         Run.__dataclass_fields__ = fields
 
@@ -131,7 +133,7 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
 def _steps(
     spec: ModelSpec,
     how: Training,
-    piped: Piped,
+    schedule_settings: ScheduleSettings,
     schedule: Any,
     own: Any,
     parts: Any,
@@ -145,7 +147,7 @@ def _steps(
         watch.restart()
         given = (whole,) if own[0].first else ()
         losses: list[Any] = []
-        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=piped.returns)
+        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns)
         del losses, given
         found += [watch.peak - counts, watch.now - counts]
         watch.restart()
@@ -202,10 +204,12 @@ def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: An
     return schedule
 
 
-def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def replayed(
+    spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+) -> list[int]:
     """The same, replayed."""
     meter = Meter()
-    run = ShardedRank(spec, how, layout, rank, meter, 0, fsdp, piped)
+    run = ShardedRank(spec, how, layout, rank, meter, 0, fsdp, schedule_settings)
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
