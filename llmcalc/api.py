@@ -93,7 +93,7 @@ def params(
     from .questions.counts import ParamsQuestion, params_of_file
 
     found = options_of(options, rank=True)
-    include, rank = included(with_mtp, with_towers), found.asked_rank()
+    include, rank = included(with_mtp, with_towers), found.rank_request()
     if isinstance(model, str | Path):
         changed = bool(found.reading.get("set") or found.reading.get("head") or include)
         of_file = params_of_file(str(model), measure, changed=changed, rank=rank)
@@ -153,7 +153,7 @@ def flops(
         one_of("--mla", mla, LatentForm),
         conventions,
         included(with_mtp),
-        found.asked_rank(),
+        found.rank_request(),
     )
     return question.answer(found.read(model))
 
@@ -187,7 +187,7 @@ def kv(
         tokens_of(seq),
         cache_format_of(kv_dtype),
         number("--source", source),
-        found.asked_rank(),
+        found.rank_request(),
     )
     return question.answer(found.read(model))
 
@@ -240,7 +240,7 @@ def explain(
         latex,
         bibtex,
         included(with_mtp),
-        found.asked_rank(),
+        found.rank_request(),
     )
     return question.answer(found.read(model))
 

@@ -101,7 +101,7 @@ class Options(NamedTuple):
         """The model, with the changes of the call."""
         return preset_of(model, **self.reading)
 
-    def asked_rank(self) -> RankRequest | None:
+    def rank_request(self) -> RankRequest | None:
         """The rank that is asked about; None for the whole model."""
         if not self.rank:
             return None

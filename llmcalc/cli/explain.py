@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..optional import included
-from ..parallel.counted_rank import ANY_RANK, RankRequest
+from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import Quantity
 from ..symbolic.formulas import Recomputed
 from .layout_options import takes_rank
@@ -51,7 +51,7 @@ def command(
     ] = None,
     pairs: PairsOption = "full",
     kv_dtype: ElementDtype = "bf16",
-    asked: RankRequest = ANY_RANK,
+    rank_request: RankRequest = NO_RANK_OPTIONS,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
     with_mtp: WithMtp = False,
@@ -66,7 +66,18 @@ def command(
 
     include = included(with_mtp)
     question = ExplainQuestion(
-        node, quantity, seq, pairs, kv_dtype, batch, attn_implementation, recompute, latex, bibtex, include, asked
+        node,
+        quantity,
+        seq,
+        pairs,
+        kv_dtype,
+        batch,
+        attn_implementation,
+        recompute,
+        latex,
+        bibtex,
+        include,
+        rank_request,
     )
     preset = reading.load(target, include)
     with about(preset):

@@ -22,7 +22,7 @@ def command(
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
-    asked: LayoutRequest,
+    layout_request: LayoutRequest,
     global_batch: Annotated[
         int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
     ] = None,
@@ -45,8 +45,8 @@ def command(
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),
-        settings=fit_settings(settings, asked, lambda name: is_given(context, name)),
-        layout=asked,
+        settings=fit_settings(settings, layout_request, lambda name: is_given(context, name)),
+        layout=layout_request,
         include=include,
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,

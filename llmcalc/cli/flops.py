@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ..optional import included
-from ..parallel.counted_rank import ANY_RANK, RankRequest
+from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
@@ -64,7 +64,7 @@ def command(
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
-    asked: RankRequest = ANY_RANK,
+    rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
     reading: Reading,
@@ -89,7 +89,7 @@ def command(
         mla,
         conventions,
         include,
-        asked,
+        rank_request,
     )
     reports = []
     for preset in [reading.load(target, include) for target in targets]:

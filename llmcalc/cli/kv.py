@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..parallel.counted_rank import ANY_RANK, RankRequest
+from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from ..workload.inference import batch_of
 from ..workload.lengths import MOST_CONTEXT, USUAL
@@ -25,7 +25,7 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
-    asked: RankRequest = ANY_RANK,
+    rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
     reading: Reading,
@@ -37,7 +37,7 @@ def command(
     from ..questions.counts import CacheQuestion
     from ..sources.preset import about
 
-    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, asked)
+    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, rank_request)
     reports = []
     for preset in [reading.load(target) for target in targets]:
         with about(preset):

@@ -11,9 +11,11 @@ from .setting_options import OptionOfCommand, option_of, options_of, takes
 
 
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of a layout in the place of its parameter `asked`, which gets them as one."""
+    """Replaces a command's parameter `layout_request` by the options of a layout."""
     return takes(
-        "asked", {**options_of(LayoutRequest), "framework": _framework()}, lambda chosen: LayoutRequest(**chosen)
+        "layout_request",
+        {**options_of(LayoutRequest), "framework": _framework()},
+        lambda chosen: LayoutRequest(**chosen),
     )(command)
 
 
@@ -30,6 +32,6 @@ def _framework() -> OptionOfCommand:
 
 
 def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of one rank in the place of its parameter `asked`, which gets them as one."""
+    """Replaces a command's parameter `rank_request` by the options of one rank."""
     options = {name: option_of(found) for name, found in rank_settings().items()}
-    return takes("asked", options, lambda chosen: RankRequest(**chosen))(command)
+    return takes("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

@@ -29,7 +29,7 @@ HARDWARE_HELP = (
 def command(
     context: typer.Context,
     settings: Settings,
-    asked: LayoutRequest,
+    layout_request: LayoutRequest,
     target: TargetOrNone = None,
     launch: Annotated[
         Path | None,
@@ -73,7 +73,7 @@ def command(
         lambda name: reading.load(name, include),
         RunOptions(
             settings=settings,
-            layout=asked,
+            layout=layout_request,
             include=include,
             accelerators=tuple(find_each(hardware or ())),
             workspace=cublas_workspace,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ..optional import included
-from ..parallel.counted_rank import ANY_RANK, RankRequest
+from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from .layout_options import takes_rank
 from .options import TableOption, Targets, WithMtp, WithTowers
@@ -18,7 +18,7 @@ def command(
     targets: Targets,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
-    asked: RankRequest = ANY_RANK,
+    rank_request: RankRequest = NO_RANK_OPTIONS,
     measure: Annotated[
         bool,
         typer.Option(
@@ -38,10 +38,10 @@ def command(
     from ..sources.preset import about
 
     include = included(with_mtp, with_towers)
-    question = ParamsQuestion(include, asked)
+    question = ParamsQuestion(include, rank_request)
     reports = []
     for target in targets:
-        of_file = params_of_file(target, measure, changed=reading.changes or bool(include), rank=asked)
+        of_file = params_of_file(target, measure, changed=reading.changes or bool(include), rank=rank_request)
         if of_file is not None:
             reports.append(of_file.report())
             continue

@@ -22,7 +22,7 @@ def command(
     target: Target,
     hardware: OneAccelerator,
     settings: Settings,
-    asked: LayoutRequest,
+    layout_request: LayoutRequest,
     global_batch: Annotated[
         int | None, size("--global-batch", text="Sequences of a step of all devices; a micro-batch of each.")
     ] = None,
@@ -48,7 +48,7 @@ def command(
     question = RunQuestion(
         preset=reading.load(target, include),
         settings=plan_settings(settings, lambda name: is_given(context, name)),
-        layout=asked,
+        layout=layout_request,
         include=include,
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..parallel.layout_request import ANY, LayoutRequest
+from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.run import Witness
 from .layout_options import takes_layout
@@ -46,7 +46,7 @@ def command(
             help="Run --devices processes (2 if not given) on the CPU instead: the memory of every rank, and the loss.",
         ),
     ] = False,
-    asked: LayoutRequest = ANY,
+    layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     num_microbatches: Annotated[
         int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
     ] = None,
@@ -65,7 +65,7 @@ def command(
     from ..witnesses.distributed.launch import launched_rank
 
     verification = Verification(
-        everything, device, against, batch, seq, every_layer, memory, distributed, asked, num_microbatches
+        everything, device, against, batch, seq, every_layer, memory, distributed, layout_request, num_microbatches
     )
     verification.check_targets(bool(targets))
     if junit_file is not None:

@@ -156,9 +156,9 @@ class Recorder:
             about.pop("kind", None)
         return about
 
-    def own(self, given: Any) -> Any:
-        """The axes as they are recorded: as they are given, except for one rank's part of them (`RankFlow`)."""
-        return given
+    def rank_part(self, argument: Any) -> Any:
+        """An axis, a shape or a weight as it is recorded: unchanged, or the part of one rank (`RankFlow`)."""
+        return argument
 
     def n(self, shape: Shape) -> Number:
         """The number of elements of a shape."""

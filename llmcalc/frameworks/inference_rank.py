@@ -15,7 +15,7 @@ from ..device_memory.device_memory import TORCH, DeviceMemory, Point
 from ..device_memory.estimate import Memory, memory
 from ..errors import InputError
 from ..parallel.layout import Layout
-from ..parallel.rank_model import RankModel, of_rank
+from ..parallel.rank_model import RankModel, rank_model
 from ..parallel.rank_program import RankFlow
 from ..simulator.profiles.dtensor import check_divided
 from .framework import Framework
@@ -33,7 +33,7 @@ def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
     check_layout(layout)
-    share = of_rank(one.spec, layout, rank)
+    share = rank_model(one.spec, layout, rank)
     return memory(share, one.settings, one.published, one.states.count.include, one.config, runtime)
 
 
@@ -54,7 +54,7 @@ def rank_memory(found: Memory) -> DeviceMemory:
         tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
     elif share.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
-        if share.has_whole_products:
+        if share.has_undivided_products:
             tensors = replace(tensors, status="source", witness=NOT_COMPARED)
     return replace(
         device,

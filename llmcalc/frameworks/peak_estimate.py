@@ -233,7 +233,7 @@ class PeakEstimate:
 
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
-        most, flying = order.fullest(rank, [one.saved for one in passes])
+        most, flying = order.peak_in_flight(rank, [one.saved for one in passes])
         elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
         around = self.around(layout, elements)
         again = around.again if micro_batches > 1 else 0

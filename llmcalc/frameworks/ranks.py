@@ -90,9 +90,9 @@ class Cluster:
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
-        return tuple(self.of_rank(rank, runtime) for rank in self.ranks)
+        return tuple(self.rank_model(rank, runtime) for rank in self.ranks)
 
-    def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
+    def rank_model(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds; it is replayed once."""
         if (rank, runtime) not in self._replayed:
             self._replayed[rank, runtime] = self._replay(rank, runtime)
@@ -105,7 +105,7 @@ class Cluster:
             check_serving(self.layout, self.framework)
             found = rank_memory(rank_of(self.one, self.layout, rank, runtime))
         found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.at(rank).pp, memory_with_evidence(found, self.evidence))
+        return RankMemory(rank, self.layout.coordinates(rank).pp, memory_with_evidence(found, self.evidence))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -138,7 +138,7 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.of_rank(self.device_rank.rank, replace(self.one.runtime, expandable=True))
+        grown = self.rank_model(self.device_rank.rank, replace(self.one.runtime, expandable=True))
         return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
 
     @property

@@ -1,6 +1,6 @@
-"""One rank of a layout that is asked for, whose counts are wanted in the place of the whole model's.
+"""Options that ask for the counts of one rank of a layout instead of those of the whole model.
 
-Nothing that computes with layouts is loaded until one is asked for.
+The modules that compute layouts are loaded when the first rank is requested.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .layout_request import LayoutRequest
 if TYPE_CHECKING:
     from ..algebra import Number
     from ..model import ModelSpec
-    from .rank_model import RankModel, Share
+    from .rank_model import RankModel, RankShare
 
 SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
 """The settings of a layout by which counts of one rank differ."""
@@ -26,50 +26,52 @@ RANK = Declared(
 
 
 class RankRequest:
-    """One rank of the layout that options ask for.
+    """A request for the counts of one rank of a layout.
 
-    sizes: fields of `LayoutRequest` that are given. rank: which rank; None for the one that has most.
+    sizes: the fields of `LayoutRequest` that options set.
+    rank: the number of the rank; None for the rank with the highest cost.
     """
 
-    def __init__(self, **given: Any) -> None:
-        self.rank: int | None = given.pop("rank", None)
-        self.sizes = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, **options: Any) -> None:
+        self.rank: int | None = options.pop("rank", None)
+        self.sizes = {name: value for name, value in options.items() if value is not None}
 
     @property
-    def anything(self) -> bool:
-        """Whether anything is asked."""
+    def has_options(self) -> bool:
+        """Whether any option was given."""
         return bool(self.sizes) or self.rank is not None
 
-    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> Share | None:
-        """The share of that rank; None where nothing is asked.
+    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> RankShare | None:
+        """The requested rank's share of a model; None without options.
 
-        cost: the cost by which the rank that has most is found. most: the same in words.
+        cost: the cost whose maximum selects the rank if no rank number was given.
+        most: that cost in words.
         Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
         """
-        if not self.anything:
+        if not self.has_options:
             return None
-        from .nearest import with_nearest
-        from .rank_model import Share, heaviest, of_rank
+        from .nearest import suggest_nearest_layouts
+        from .rank_model import RankShare, heaviest_rank, rank_model
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
         request = LayoutRequest(**self.sizes)
-        with with_nearest(spec, request):
+        with suggest_nearest_layouts(spec, request):
             layout = request.layout()
             if self.rank is None:
                 why = f"the first rank that {most} the most" if layout.world > 1 else ""
-                return Share(heaviest(spec, layout, cost), why)
+                return RankShare(heaviest_rank(spec, layout, cost), why)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
-            found = of_rank(spec, layout, self.rank)
-            found.tree()
-            return Share(found, "")
+            model = rank_model(spec, layout, self.rank)
+            model.tree()
+            return RankShare(model, "")
 
 
-ANY_RANK = RankRequest()
-"""Nothing is asked."""
+NO_RANK_OPTIONS = RankRequest()
+"""A request without options."""
 
 
 def rank_settings() -> dict[str, Declared]:
-    """The settings of one rank by their names."""
+    """The settings that request the counts of one rank, by their names."""
     return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}

@@ -1,4 +1,4 @@
-"""How a run is laid out over devices: what is divided, by how many, and who stands where.
+"""Layouts of a run over devices: the sizes of the parallel groups, and each rank's index in every group.
 
 Tensor parallelism (Shoeybi 2019, arXiv:1909.08053) divides heads, feed-forward widths and the vocabulary; sequence
 parallelism (Korthikanti 2022, arXiv:2205.05198) what lies between, by tokens; context parallelism (Liu 2023,
@@ -17,8 +17,8 @@ from ..errors import InputError
 
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zb-h1", "dualpipe"]
 
-MOST_STAGE_LAYERS = 100_000
-"""Layers that a stage may be given: as many as a whole model may have."""
+MAX_STAGE_LAYERS = 100_000
+"""Largest number of layers of a stage: as many as a whole model may have."""
 
 ContextExchange: TypeAlias = Literal["p2p", "a2a", "allgather"]
 
@@ -30,7 +30,11 @@ class ImpossibleLayout(InputError):
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands in each group. etp, ep, edp: where its experts stand, of which groups are others."""
+    """A rank's index in each parallel group.
+
+    tp, cp, dp, pp: its index in the groups that divide all weights but experts.
+    etp, ep, edp: its index in the groups that divide experts.
+    """
 
     tp: int
     cp: int
@@ -43,17 +47,19 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """tp, pp, cp, dp, ep: the sizes of the groups, 1 by default.
+    """The sizes of all parallel groups, and the options of each kind of parallelism.
 
-    etp: ranks that divide one expert, tp by default. vpp: chunks of layers that a rank of a pipeline has, 1 by default.
-    sequence_parallel: whether what lies between the products of tensor parallelism is divided by tokens.
-    cp_comm: how ranks of a sequence exchange keys and values: in a ring, by heads, or all at once.
-    zero: what data parallelism divides: optimizer states (1), gradients too (2), weights too (3); 0, nothing.
-    hsdp_replicas: groups of data-parallel ranks that each hold all of the shards, 1 by default.
-    reshard: with weights divided, whether a layer's are given back after its forward pass.
-    prefetch: with weights divided, how many further layers each layer gathers ahead of them; 0 (default) leaves the
-        order to the framework.
-    schedule: the order of micro-batches in a pipeline. pp_layout: layers of each stage, in order; even by default.
+    tp, pp, cp, dp, ep: sizes of the groups, 1 by default.
+    etp: ranks that divide one expert, tp by default.
+    vpp: chunks of layers per rank of a pipeline, 1 by default.
+    sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
+    cp_comm: exchange of keys and values in context parallelism: ring (p2p), by heads (a2a) or all-gather.
+    zero: ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too; 0 nothing.
+    hsdp_replicas: replicas of all shards among the data-parallel ranks, 1 by default.
+    reshard: with ZeRO 3, whether a layer's gathered weights are freed after its forward pass.
+    prefetch: with ZeRO 3, layers to all-gather ahead; 0 (default) for the framework's prefetch depth.
+    schedule: order of micro-batches in a pipeline.
+    pp_layout: layers of each stage, in order; even by default.
     """
 
     tp: int = 1
@@ -73,7 +79,7 @@ class Layout:
     pp_layout: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for sizes that cannot be together."""
+        """Raises `InputError` for sizes that contradict each other."""
         for name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')}: {getattr(self, name)}; expected a positive whole number")
@@ -107,9 +113,9 @@ class Layout:
             raise ImpossibleLayout(
                 f"--pp-layout: {len(self.pp_layout)} stages; expected pp · vpp = {self.pp * self.vpp} numbers of layers"
             )
-        if self.pp_layout is not None and max(self.pp_layout) > MOST_STAGE_LAYERS:
+        if self.pp_layout is not None and max(self.pp_layout) > MAX_STAGE_LAYERS:
             raise InputError(
-                f"--pp-layout: {max(self.pp_layout)} layers of a stage; expected at most {MOST_STAGE_LAYERS:,}"
+                f"--pp-layout: {max(self.pp_layout)} layers of a stage; expected at most {MAX_STAGE_LAYERS:,}"
             )
 
     @property
@@ -129,16 +135,16 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO divides what is no expert: the sequence's ranks hold the same weights too."""
+        """Ranks over which ZeRO shards all weights but experts: those of data and of context parallelism."""
         return self.dp * self.cp // self.hsdp_replicas
 
     @property
     def expert_shards(self) -> int:
-        """Ranks over which ZeRO divides what is of experts."""
+        """Ranks over which ZeRO shards experts."""
         return max(1, self.expert_dp // self.hsdp_replicas)
 
-    def at(self, rank: int) -> Coordinates:
-        """Where a rank stands. Neighbours are of one tensor group, then of one sequence, one batch, one pipeline.
+    def coordinates(self, rank: int) -> Coordinates:
+        """The index of a rank in each group. Ranks are numbered in the order tp, cp, dp, pp.
 
         Source: Megatron-LM, parallel_state.py, `RankGenerator`, order tp-cp-ep-dp-pp, with a second one for experts;
         torchtitan's mesh has the same order.
@@ -151,16 +157,16 @@ class Layout:
         return Coordinates(tp, cp, dp, pp, etp, ep, rest % self.expert_dp)
 
     def rank(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The number of the rank that stands there."""
+        """The number of the rank with these indices."""
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def data(self) -> dict[str, object]:
-        """The fields of the document `layout`."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"world": self.world, **named, "etp": self.expert_tp}
+        """The JSON object of the layout."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"world": self.world, **values, "etp": self.expert_tp}
 
     def options(self) -> str:
-        """The options that ask for it, without those of their defaults."""
+        """The command-line options of this layout, without defaults."""
         words: list[str] = []
         for field in fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
@@ -173,15 +179,17 @@ class Layout:
         return " ".join(words)
 
 
-ALONE = Layout()
-"""One device."""
+ONE_DEVICE = Layout()
+"""The layout of a run on one device."""
 
 
 class Stage(NamedTuple):
-    """Layers that a rank of a pipeline runs one after the other.
+    """A pipeline stage: consecutive layers on one rank.
 
-    rank: of the pipeline. chunk: which of its chunks. layers: their indices in the model. first, last: whether the
-        embedding comes before them, and the head after them.
+    rank: the rank of the pipeline.
+    chunk: the index of the stage among the rank's stages.
+    layers: indices of the layers in the model.
+    first, last: whether the stage has the embedding, and the head.
     """
 
     rank: int
@@ -192,9 +200,11 @@ class Stage(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """All layers of one rank of a pipeline, whichever of its stages they are in.
+    """The layers of all stages of one rank of a pipeline.
 
-    rank: of the pipeline. layers: their indices in the model. first, last: as of `Stage`.
+    rank: the rank of the pipeline.
+    layers: indices of the layers in the model.
+    first, last: whether the rank has the embedding, and the head.
     """
 
     rank: int
@@ -203,23 +213,25 @@ class Chunks(NamedTuple):
     last: bool
 
 
-def chunks_of(layout: Layout, layers: int, rank: int) -> Chunks:
-    """What a rank of a pipeline of so many layers has. Under DualPipe it has two stages, from both ends.
+def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
+    """The layers of one rank of a pipeline. Under DualPipe a rank has two stages, one from each end.
 
-    Raises `InputError` for layers that the stages do not share out.
+    layers: number of layers of the model.
+    Raises `InputError` for a number of layers that the stages do not add up to.
     """
     ranks = {rank, layout.pp - 1 - rank} if layout.schedule == "dualpipe" else {rank}
-    own = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    every = tuple(i for stage in own for i in stage.layers)
-    return Chunks(rank, every, any(stage.first for stage in own), any(stage.last for stage in own))
+    rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
+    indices = tuple(i for stage in rank_stages for i in stage.layers)
+    return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
-    """The stages of a pipeline of so many layers, in the order in which a micro-batch goes through them.
+    """Yields the stages of a pipeline, in the order in which a micro-batch passes them.
 
+    layers: number of layers of the model.
     Chunk c of rank r is stage c · pp + r (Narayanan 2021, §2.2.2); under DualPipe rank r has the stages r and
-    pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), of which this gives the first.
-    Raises `InputError` for layers that the stages do not share out.
+    pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
+    Raises `InputError` for a number of layers that the stages do not add up to.
     """
     count = layout.pp * layout.vpp
     if layout.pp_layout is None and layers % count:

@@ -1,4 +1,4 @@
-"""The layout that someone asks for, with what follows from the rest: the replicas of so many devices."""
+"""Parallelism options as given, and the layout derived from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import InputError
 from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
-MOST_DEVICES = 2**20
-"""Most devices of a layout that can be asked for; the largest clusters have a quarter of them."""
+MAX_DEVICES = 2**20
+"""Largest number of devices of a layout; the largest clusters have a quarter of it."""
 
 
-def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
-    """The layers of each stage as numbers."""
+def parse_stage_layers(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
+    """The layers of each stage as integers."""
     try:
         return tuple(int(layers) for layers in value)
     except (TypeError, ValueError):
@@ -27,7 +27,7 @@ def check_layers_of_stages(where: str, value: tuple[Any, ...]) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """Parallelism options as they were given; None where one was not."""
+    """Parallelism options as given; None for an option that was not given."""
 
     devices: Annotated[
         int | None,
@@ -35,7 +35,7 @@ class LayoutRequest:
             "Devices: tp · cp · pp · dp. Of devices that are given, --dp is what is left.",
             "Layout",
             spellings=("--world-size", "--gpus", "--num-gpus"),
-            most=MOST_DEVICES,
+            most=MAX_DEVICES,
             common=True,
         ),
     ] = None
@@ -49,7 +49,7 @@ class LayoutRequest:
     vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1")] = None
     pp_layout: Annotated[
         tuple[int, ...] | None,
-        Setting("Layers of each stage.", "Layout", "even", check=check_layers_of_stages, metavar="12,10,…"),
+        Setting("Layers of each stage.", "Layout", "even", check=parse_stage_layers, metavar="12,10,…"),
     ] = None
     schedule: Annotated[
         Schedule | None,
@@ -129,22 +129,21 @@ class LayoutRequest:
     ] = None
 
     @property
-    def anything(self) -> bool:
-        """Whether anything is asked."""
+    def has_options(self) -> bool:
+        """Whether any option was given."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     @property
     def pipeline(self) -> bool:
-        """Whether something is asked that only a pipeline has."""
+        """Whether an option of pipelines was given."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
-        """The layout. Raises `InputError` for options that contradict each other.
+        """The layout of these options. Raises `InputError` for options that contradict each other.
 
-        keeps_gathered: (pp, ZeRO stage) → whether gathered weights stay whole after the forward pass where `reshard`
-            is not given.
+        keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
-        given: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             name: value
             for name in (
                 "tp",
@@ -162,49 +161,51 @@ class LayoutRequest:
             if (value := getattr(self, name)) is not None
         }
         if keeps_gathered(self.pp or 1, self.zero_stage()):
-            given.setdefault("reshard", False)
+            sizes.setdefault("reshard", False)
         if self.hsdp_replicas is not None:
-            given["hsdp_replicas"] = self.hsdp_replicas
-        given["zero"] = self.zero_stage()
-        given["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
-        given["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
-        found = Layout(**given)
-        self.check(found)
-        return found
+            sizes["hsdp_replicas"] = self.hsdp_replicas
+        sizes["zero"] = self.zero_stage()
+        sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
+        sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
+        layout = Layout(**sizes)
+        self.check(layout)
+        return layout
 
-    def check(self, found: Layout) -> None:
-        """Raises `InputError` for an option of divided weights in a layout that does not divide them."""
-        for option, asked in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
-            if asked and found.zero != 3:
+    def check(self, layout: Layout) -> None:
+        """Raises `InputError` for an option of ZeRO 3 in a layout of another stage."""
+        for option, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
+            if is_set and layout.zero != 3:
                 raise InputError(
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
     def zero_stage(self) -> int:
-        """The ZeRO stage. Raises `InputError` for one that there is not, and for one that --fsdp contradicts."""
+        """The ZeRO stage. Raises `InputError` for an unknown stage, and for one that --fsdp contradicts."""
         if self.fsdp is not None and self.zero not in (None, 3):
             raise InputError(f"--zero {self.zero}: --fsdp divides the weights too; expected no --zero, or 3")
         if self.zero is not None and self.zero not in (0, 1, 2, 3):
             raise InputError(f"--zero: {self.zero}; expected 1, 2 or 3")
         return 3 if self.fsdp is not None else self.zero or 0
 
-    def _replicas(self, each: int) -> int:
-        """dp. each: devices of one replica."""
+    def _replicas(self, replica_devices: int) -> int:
+        """The number of data-parallel replicas (dp). replica_devices: devices of one replica."""
         dp = self.dp
         if self.fsdp is not None:
-            found = self.fsdp * (self.hsdp_replicas or 1)
-            if dp not in (None, found):
-                raise InputError(f"--dp {dp}: --fsdp and --hsdp-replicas make {found}; expected no --dp")
-            dp = found
+            fsdp_ranks = self.fsdp * (self.hsdp_replicas or 1)
+            if dp not in (None, fsdp_ranks):
+                raise InputError(f"--dp {dp}: --fsdp and --hsdp-replicas make {fsdp_ranks}; expected no --dp")
+            dp = fsdp_ranks
         if self.devices is None:
             return dp or 1
-        if self.devices % each or (dp is not None and self.devices != each * dp):
-            wanted = f"a multiple of {each}" if dp is None else str(each * dp)
-            raise ImpossibleLayout(f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {wanted}")
-        return self.devices // each
+        if self.devices % replica_devices or (dp is not None and self.devices != replica_devices * dp):
+            expected = f"a multiple of {replica_devices}" if dp is None else str(replica_devices * dp)
+            raise ImpossibleLayout(
+                f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {expected}"
+            )
+        return self.devices // replica_devices
 
 
-def dated(version: str) -> date | None:
+def version_date(version: str) -> date | None:
     """The date of a framework's version; None for the newest. Raises `InputError` for a version that is no date."""
     if not version:
         return None
@@ -216,5 +217,5 @@ def dated(version: str) -> date | None:
         ) from None
 
 
-ANY = LayoutRequest()
-"""Nothing is asked."""
+NO_LAYOUT_OPTIONS = LayoutRequest()
+"""A request without options."""

@@ -1,4 +1,4 @@
-"""Which layouts a search tries for a framework."""
+"""Rules by which a search enumerates layouts for a framework."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .layout import Zero
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """Which layouts a search tries for a framework.
+    """Rules by which a search enumerates layouts for a framework.
 
-    name: the framework's, in errors.
-    zero: the ZeRO stage of a layout with replicas where none is asked for.
-    untried: sizes of groups that are tried as 1 alone.
-    whole_experts: whether each rank holds whole experts (`etp` 1) in a mixture.
+    name: the framework's name in errors.
+    zero: default ZeRO stage of a layout with replicas.
+    untried: names of group sizes that the search leaves at 1.
+    whole_experts: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism.
-    fills_pipeline: whether a schedule of one stage a rank takes at least as many micro-batches as there are stages.
-    pipelines_if_asked: whether pipelines are tried only where something of a pipeline is asked for.
-    keeps_gathered_in_pipelines: whether gathered weights stay whole after the forward pass in a pipeline.
+    fills_pipeline: whether 1F1B needs at least as many micro-batches as stages.
+    pipelines_on_request: whether pipelines are tried only if an option of pipelines was given.
+    keeps_gathered_in_pipelines: whether a pipeline keeps gathered weights after the forward pass by default.
     """
 
     name: str
@@ -27,9 +27,9 @@ class LayoutRules:
     whole_experts: bool = False
     sequence_parallel: bool = False
     fills_pipeline: bool = False
-    pipelines_if_asked: bool = False
+    pipelines_on_request: bool = False
     keeps_gathered_in_pipelines: bool = False
 
     def keeps_gathered(self, pp: int, zero: int) -> bool:
-        """Whether gathered weights stay whole after the forward pass where nothing else is asked for."""
+        """Whether gathered weights are kept after the forward pass by default."""
         return self.keeps_gathered_in_pipelines and pp > 1 and zero == 3

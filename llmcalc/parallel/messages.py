@@ -1,14 +1,13 @@
-"""The messages of one rank in a training step, by group and kind: how often, and how many bytes.
+"""The messages of one rank in a training step, by group and kind: their number and their bytes.
 
-tensor, experts, sequence: where placements meet (`placements.py`), once for each micro-batch and chunk of layers.
-data: gradients are summed over the ranks that hold the same weights, or each rank gets the sum of its part; weights are
-    gathered (Rajbhandari 2019, arXiv:1910.02054, §7). Which messages these are, and in which format, differs by
-    framework: its folder in `frameworks/` has a `GradientRules`.
-pipeline: each stage sends its output to the next one, and the gradient of its input to the one before.
-embedding: the stages that have a copy of the embedding sum its gradients (Megatron-LM, finalize_model_grads.py).
-loss: the ranks that divide the vocabulary find the greatest logit of each token, the sum of exponentials and the logit
-    of the target: three sums over ranks as float32 (Megatron-LM, core/tensor_parallel/cross_entropy.py; torch's
-    `loss_parallel`).
+tensor, experts, sequence: where placements change (`placements.py`), once per micro-batch and chunk of layers.
+data: all-reduce or reduce-scatter of gradients over the ranks with the same weights, and all-gather of weights
+    (Rajbhandari 2019, arXiv:1910.02054, §7). Messages and formats differ by framework: each folder in `frameworks/` has
+    a `GradientRules`.
+pipeline: each stage sends its output to the next stage, and the gradient of its input to the previous stage.
+embedding: stages with a copy of the embedding all-reduce its gradients (Megatron-LM, finalize_model_grads.py).
+loss: ranks that divide the vocabulary all-reduce the largest logit of each token, the sum of exponentials and the logit
+    of the target, as float32 (Megatron-LM, core/tensor_parallel/cross_entropy.py; torch's `loss_parallel`).
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ..workload.recompute import NONE, Recompute
 from ..workload.rows import LOGITS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .layout import ALONE, Layout, Stage, stages
+from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
 from .rank_program import RankFlow, is_divided, rank_program
-from .weight_shards import Held, held
+from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
 
@@ -37,9 +36,11 @@ BFLOAT16 = 2
 class Message(NamedTuple):
     """Equal messages of one rank in a step.
 
-    group: with whom. ranks: how many they are, this one included. kind: what is done.
-    bytes: of one message, the whole tensor that is summed, gathered or scattered, or of what is sent.
-    count: how many of them there are in a step.
+    group: the group of ranks.
+    ranks: size of the group.
+    kind: the collective operation, or a send.
+    bytes: bytes of one message: of the whole tensor for a collective, of the sent tensor for a send.
+    count: number of such messages in a step.
     """
 
     group: Group
@@ -50,15 +51,17 @@ class Message(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """The bytes that this rank sends for one message."""
+        """Bytes that this rank sends for one message."""
         return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Layers of this rank with their program.
+    """A stage of this rank with its program.
 
-    stage: which ones, None for all. batches: the micro-batches that go through them in a step.
+    stage: the stage; None without a pipeline.
+    program: the program of its layers.
+    batches: micro-batches that pass it in a step.
     """
 
     stage: Stage | None
@@ -67,15 +70,15 @@ class Chunk:
 
 
 class GradientRules(NamedTuple):
-    """How a framework sums gradients over the ranks that hold the same weights.
+    """A framework's rules for reducing gradients over the ranks with the same weights.
 
-    framework: its name, in errors.
-    zero_stages: the ZeRO stages that it has.
-    messages: the messages for weights that the same ranks hold.
-    in_float32: whether gradients are summed as float32; else in the format of the weights.
-    one_buffer: whether the gradients of weights that every rank of a tensor group holds whole are summed in one buffer.
-    own_checkpointing: whether layers that run again are torch's `use_reentrant=True`, whatever was asked for, and
-        products that read gathered tokens gather them again.
+    framework: its name in errors.
+    zero_stages: the ZeRO stages that it supports.
+    messages: its messages for the weights of one replica group.
+    in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
+    one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
+    own_checkpointing: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
+        gathered tokens gather them again.
     """
 
     framework: str
@@ -86,11 +89,11 @@ class GradientRules(NamedTuple):
     own_checkpointing: bool = False
 
     def width(self, width: int) -> int:
-        """Bytes of an element of gradients that are summed over ranks. width: of the weights."""
+        """Bytes per element of reduced gradients. width: bytes per element of the weights."""
         return FLOAT32 if self.in_float32 else width
 
     def check(self, layout: Layout) -> None:
-        """Raises `InputError` for a ZeRO stage that the framework does not have."""
+        """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
             expected = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
             raise InputError(
@@ -114,33 +117,34 @@ def rank_messages(
 
     workload: one micro-batch, of whole sequences.
     gradients: the framework's rules.
-    width: bytes of an element of the weights and of the activations.
+    width: bytes per element of weights and activations.
     include: optional parts of the model that are trained too, none by default.
-    recompute: what runs again in the backward pass, nothing by default.
+    recompute: the recomputation in the backward pass, none by default.
     Raises `InputError` for a layout that is not modelled.
     """
     gradients.check(layout)
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
-    own = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
+    run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
     recomputed = replace(recompute, reentrant=True) if reentrant else recompute
     chunks = list(_chunks(spec, layout, micro_batches, rank))
     messages: list[Message] = []
     for chunk in chunks:
-        placements = Placements(layout, own, width, include, gradients.own_checkpointing, recomputed)
-        for sent in placements.run(chunk.program):
-            messages.append(Message(sent.group, sent.ranks, sent.kind, sent.bytes, sent.times * chunk.batches))
-        messages += _loss(layout, chunk, own)
-        messages += _sends(layout, chunk, own, width)
-    messages += _shared_gradients(spec, layout, chunks, include, gradients, width)
-    messages += _data(layout, chunks, include, gradients, width)
-    messages += _embedding(spec, layout, chunks, include, gradients, width)
-    return _merged(messages)
+        placements = Placements(layout, run_config, width, include, gradients.own_checkpointing, recomputed)
+        for collective in placements.run(chunk.program):
+            group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
+            messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
+        messages += _loss_messages(layout, chunk, run_config)
+        messages += _pipeline_messages(layout, chunk, run_config, width)
+    messages += _tensor_group_gradients(spec, layout, chunks, include, gradients, width)
+    messages += _data_messages(layout, chunks, include, gradients, width)
+    messages += _embedding_messages(spec, layout, chunks, include, gradients, width)
+    return _merge_equal(messages)
 
 
-def _merged(messages: Iterable[Message]) -> list[Message]:
-    """Equal messages as one entry; none that has no other rank, or nothing in it."""
+def _merge_equal(messages: Iterable[Message]) -> list[Message]:
+    """Equal messages as one entry, without empty messages and groups of one rank."""
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
@@ -150,110 +154,123 @@ def _merged(messages: Iterable[Message]) -> list[Message]:
 
 
 def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> Iterator[Chunk]:
-    """The chunks of layers of a rank. Under DualPipe it has two stages, each for half of the micro-batches."""
+    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches."""
     if layout.pp == 1:
         yield Chunk(None, rank_program(spec, layout, rank), micro_batches)
         return
-    at, layers = layout.at(rank).pp, spec.main.num_hidden_layers
-    every = list(stages(layout, layers))
+    pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
+    all_stages = list(stages(layout, layers))
     two_way = layout.schedule == "dualpipe"
-    own = [every[at], every[-1 - at]] if two_way else [stage for stage in every if stage.rank == at]
-    for number, stage in enumerate(own):
+    rank_stages = [stage for stage in all_stages if stage.rank == pp]
+    if two_way:
+        rank_stages = [all_stages[pp], all_stages[-1 - pp]]
+    for number, stage in enumerate(rank_stages):
         batches = (micro_batches + 1 - number) // 2 if two_way else micro_batches
         yield Chunk(stage, rank_program(spec, layout, rank, stage), batches)
 
 
-# --- between the passes of a micro-batch -----------------------------------------------------------------------------
+# --- per micro-batch -------------------------------------------------------------------------------------------------
 
 
-def _loss(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """The sums of the loss over a divided vocabulary."""
-    last = chunk.program.result
-    if last is not None and (chunk.stage is None or chunk.stage.last) and is_divided(last.axes):
+def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
+    """The all-reduces of the loss over a divided vocabulary."""
+    logits = chunk.program.result
+    if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
 
 
-def _sends(layout: Layout, chunk: Chunk, run_config: RunConfig, width: int) -> Iterator[Message]:
-    """The output of each chunk but the last, and the gradient of the input of each but the first."""
-    each = layout.tp if layout.sequence_parallel else 1
-    sent: tuple[Value | None, ...] = ()
+def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, width: int) -> Iterator[Message]:
+    """The sent outputs of all stages but the last, and the sent input gradients of all stages but the first."""
+    token_ranks = layout.tp if layout.sequence_parallel else 1
+    values: tuple[Value | None, ...] = ()
     if chunk.stage is not None:
         program, stage = chunk.program, chunk.stage
-        sent = (None if stage.last else program.exit, None if stage.first else program.entry)
-    for value in sent:
+        values = (None if stage.last else program.exit, None if stage.first else program.entry)
+    for value in values:
         if value is not None:
-            bytes = run_config.rows(value.rows) * value.width * width // each
+            bytes = run_config.rows(value.rows) * value.width * width // token_ranks
             yield Message("pp", layout.pp, "send", bytes, chunk.batches)
 
 
-# --- at the end of a step --------------------------------------------------------------------------------------------
+# --- per step --------------------------------------------------------------------------------------------------------
 
 
-def _shared_gradients(
+def _tensor_group_gradients(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Gradients of weights that all ranks of a tensor group have whole, and of which each computes a part: for its
-    tokens with sequence parallelism, and of norms of its heads.
+    """All-reduces of gradients of weights that a tensor group replicates.
+
+    Each rank has a partial sum: over its own tokens with sequence parallelism, over its own heads for norms of heads.
     """
     if layout.tp == 1:
         return
     for chunk in chunks:
         stage = chunk.stage
-        whole = rank_program(spec, ALONE, 0, stage)
-        pairs = zip(held(chunk.program, include), held(whole, include), strict=True)
-        parts = [
-            own
-            for own, model in pairs
-            if own.tensor.shape == model.tensor.shape and not own.expert and (layout.sequence_parallel or own.of_heads)
+        whole = rank_program(spec, ONE_DEVICE, 0, stage)
+        pairs = zip(weight_shards(chunk.program, include), weight_shards(whole, include), strict=True)
+        partial_sums = [
+            shard
+            for shard, undivided in pairs
+            if shard.tensor.shape == undivided.tensor.shape
+            and not shard.expert
+            and (layout.sequence_parallel or shard.of_heads)
         ]
         if gradients.one_buffer:
-            yield Message("tp", layout.tp, "all_reduce", sum(one.elements for one in parts) * FLOAT32, 1)
+            bytes = sum(shard.elements for shard in partial_sums) * FLOAT32
+            yield Message("tp", layout.tp, "all_reduce", bytes, 1)
             continue
-        for one in parts:
-            count = one.count * (chunk.batches if layout.pp == 1 else 1)
-            yield Message("tp", layout.tp, "all_reduce", one.tensor.size * width, count)
+        for shard in partial_sums:
+            count = shard.count * (chunk.batches if layout.pp == 1 else 1)
+            yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * width, count)
 
 
-def _data(
+def _data_messages(
     layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Gradients and weights, over the ranks that hold the same ones; of experts, over others."""
+    """Messages of gradients and weights over the ranks with the same weights; experts have groups of their own."""
     for chunk in chunks:
-        every = held(chunk.program, include)
+        shards = weight_shards(chunk.program, include)
         for expert in (False, True):
-            own = [one for one in every if one.expert == expert]
-            if own:
-                ranks, shards = (
+            weights = [shard for shard in shards if shard.expert == expert]
+            if weights:
+                ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if expert else (layout.dp * layout.cp, layout.shards)
                 )
-                group = Replicas(expert, shards if layout.zero else ranks, ranks // shards if layout.zero else 1)
-                yield from gradients.messages(GroupOfWeights(layout, chunk, own, group, width))
+                group = ReplicaGroup(expert, ranks, 1)
+                if layout.zero:
+                    group = ReplicaGroup(expert, sharding_ranks, ranks // sharding_ranks)
+                yield from gradients.messages(ReplicatedWeights(layout, chunk, weights, group, width))
 
 
-class Replicas(NamedTuple):
-    """The ranks that hold the same weights. shards: ranks that divide them. replicas: groups of those."""
+class ReplicaGroup(NamedTuple):
+    """The ranks with the same weights.
+
+    expert: whether the weights are experts.
+    shards: ranks that shard the weights.
+    replicas: groups of such ranks, each with all shards (HSDP).
+    """
 
     expert: bool
     shards: int
     replicas: int
 
     def message(self, kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """A message to the ranks that divide the weights."""
+        """Messages among the ranks that shard the weights."""
         return Message("expert dp" if self.expert else "dp", self.shards, kind, bytes, count)
 
-    def summed(self, bytes: Number, count: Number) -> Message:
-        """A sum of this rank's part over all groups of them."""
+    def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
+        """All-reduces of this rank's shard over all replicas."""
         return Message("expert replicas" if self.expert else "replicas", self.replicas, "all_reduce", bytes, count)
 
 
 @dataclass(frozen=True)
-class GroupOfWeights:
-    """Weights of a chunk of layers that the same ranks hold. width: bytes of an element."""
+class ReplicatedWeights:
+    """The weights of a stage that the same ranks hold. width: bytes per element."""
 
     layout: Layout
     chunk: Chunk
-    weights: list[Held]
-    ranks: Replicas
+    weights: list[WeightShard]
+    ranks: ReplicaGroup
     width: int
 
     @property
@@ -261,14 +278,14 @@ class GroupOfWeights:
         return sum(weight.elements for weight in self.weights)
 
 
-GroupMessages: TypeAlias = Callable[[GroupOfWeights], Iterator[Message]]
+GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 """A framework's messages for weights that the same ranks hold."""
 
 
-def _embedding(
+def _embedding_messages(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """The gradient of the embedding, over the first and the last stage, if both have it."""
+    """All-reduces of the embedding's gradient over the first and the last stage, if both have it."""
     tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (tied or (spec.mtp is not None and MTP.name in include)):
         return

@@ -1,7 +1,7 @@
-"""The program of one rank: recorded with that rank's sizes, and of a pipeline's stage with its layers alone.
+"""The program of one rank: the model's flow recorded with the rank's sizes, and with the layers of its stage.
 
-A layout divides axes by their names. What a part computes with a divided axis is that rank's share of it, so
-parameters, operations, caches and kernels of a rank follow from its program as those of the model from the model's.
+A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
+caches and kernels of a rank follow from its program as those of the model follow from the model's.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FIELDS = {
     "experts": "num_experts",
     "groups": "n_groups",
 }
-"""What an axis is called in a configuration."""
+"""Axis → its field in a configuration."""
 
 NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "also"})
 """Verbs of the recorder that compute nothing."""
 
 SUMS = frozenset({"linear", "experts", "again"})
-"""Verbs whose output is a sum over the axes of its input."""
+"""Verbs whose output is a sum over the axes of the input."""
 
 NEAR_ROWS = frozenset({"vocab"})
 """Axes whose last shard may be shorter than the others."""
@@ -53,119 +53,121 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @dataclass(frozen=True, slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. whole: how long the axis is. degree: ranks that divide it."""
+    """One rank's part of an axis. whole: length of the undivided axis. degree: ranks that divide it."""
 
     whole: Number = None
     degree: int = 1
 
 
-def axes_of(shape: Shape) -> Iterator[Axis]:
-    """Every axis of a shape, also those that lie side by side in one."""
+def flat_axes(shape: Shape) -> Iterator[Axis]:
+    """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, Beside):
             for part in axis.parts:
-                yield from axes_of(part)
+                yield from flat_axes(part)
         else:
             yield axis
 
 
 def is_divided(shape: Shape) -> bool:
-    """Whether ranks hold different parts of the shape."""
-    return any(isinstance(axis, Shard) and axis.degree > 1 for axis in axes_of(shape))
+    """Whether ranks divide an axis of the shape."""
+    return any(isinstance(axis, Shard) and axis.degree > 1 for axis in flat_axes(shape))
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How long axes are on one rank. at: where the rank stands."""
+class RankAxes:
+    """The lengths of axes on one rank. coordinates: the rank's index in each group."""
 
     layout: Layout
-    at: Coordinates
+    coordinates: Coordinates
 
     @property
     def divides(self) -> bool:
-        """Whether any axis but that of the experts is divided."""
+        """Whether an axis other than that of the experts is divided."""
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
-        """The ranks that divide the axes of that name; of experts, only where they are weights."""
+        """The number of ranks that divide axes of this name. Experts are divided as weights alone (`experts`)."""
         if name == "expert_ffn":
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
 
     def axis(self, axis: Axis) -> Axis:
-        """The rank's part of an axis. Raises `InputError` for a size that the layout does not divide."""
+        """The rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
         if isinstance(axis, Shard):
             return axis
-        where = self.at.etp if axis.name == "expert_ffn" else self.at.tp
-        return self.part(axis, self.degree(axis.name), where)
+        index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
+        return self.part(axis, self.degree(axis.name), index)
 
     def experts(self, axis: Axis) -> Axis:
-        """The rank's experts; of heads with weights of their own, the rank's heads."""
+        """The rank's part of the axis of experts, or of an axis of heads with weights of their own."""
         if isinstance(axis, Shard) or axis.name != "experts":
             return self.axis(axis)
-        return self.part(axis, self.layout.ep, self.at.ep)
+        return self.part(axis, self.layout.ep, self.coordinates.ep)
 
-    def part(self, axis: Axis, degree: int, where: int) -> Axis:
-        """Part `where` of `degree` parts of an axis."""
+    def part(self, axis: Axis, degree: int, index: int) -> Axis:
+        """Part `index` of `degree` parts of an axis."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
             return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
         if axis.name in NEAR_ROWS:
-            each = -(-size // degree)
-            return Shard(axis.name, max(0, min(each, size - each * where)), size, degree)
+            length = -(-size // degree)
+            return Shard(axis.name, max(0, min(length, size - length * index)), size, degree)
         if axis.name == "kv_heads" and degree > size and degree % size == 0:
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
-            fit = ", ".join(map(str, divisors(size, 4 * degree)))
-            raise ImpossibleLayout(
-                f"{option} {degree}: does not divide {FIELDS.get(axis.name, axis.name)} {size}; expected one of {fit}"
-            )
+            expected = ", ".join(map(str, divisors(size, 4 * degree)))
+            name = FIELDS.get(axis.name, axis.name)
+            raise ImpossibleLayout(f"{option} {degree}: does not divide {name} {size}; expected one of {expected}")
         return Shard(axis.name, size // degree, size, degree)
 
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def _shared(verb: Verb) -> Verb:
-    """The verb with the rank's part of each axis that it is given."""
+def _with_rank_axes(verb: Verb) -> Verb:
+    """The verb, called with the rank's part of every axis among its arguments."""
 
     @wraps(verb)
-    def recorded(self: RankFlow, *args: Any, **more: Any) -> Any:
-        own = self.own
-        return verb(self, *map(own, args), **{name: own(value) for name, value in more.items()})
+    def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
+        rank_part = self.rank_part
+        return verb(self, *map(rank_part, args), **{name: rank_part(value) for name, value in options.items()})
 
-    return recorded  # type: ignore[return-value]
+    return rank_verb  # type: ignore[return-value]
 
 
 class RankFlow(Flow):
     """Records the operations of parts with the sizes of one rank.
 
-    shares: how long its axes are. stage: the layers that it has; None for all.
-    entry: the value that enters the first of its layers, which another rank sends. exit: the output of the last.
+    rank_axes: the rank's part of each axis.
+    stage: the stage whose layers are recorded; None for all layers.
+    entry: the input of the stage's first layer, which another rank sends.
+    exit: the output of the stage's last layer.
+    layer_items: the program items of the stage's layers.
+    path: names of the modules around the current position.
+    tables: id of an embedding table → this stage's copy of it.
     """
 
-    def __init__(self, shares: Shares, stage: Stage | Chunks | None) -> None:
+    def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None) -> None:
         super().__init__()
-        self.shares, self.stage = shares, stage
+        self.rank_axes, self.stage = rank_axes, stage
         self.exit: Value | None = None
-        self.inside = range(0)  # which items of the program are its layers
-        self.path: list[str] = []  # the names of the modules around what is recorded
-        self.tables: dict[int, Weight] = {}  # the embedding that is looked up → the one that this stage has
+        self.layer_items = range(0)
+        self.path: list[str] = []
+        self.tables: dict[int, Weight] = {}
 
-    def own(self, given: Any) -> Any:
-        """The rank's part of an axis, of axes side by side, of each axis of a shape, or of a weight; anything else as
-        it is.
-        """
-        if isinstance(given, Axis):
-            return self.shares.axis(given)
-        if isinstance(given, Beside):
-            return Beside(tuple(self.own(part) for part in given.parts), given.name)
-        if type(given) is tuple and given and all(isinstance(one, (Axis, Beside)) for one in given):
-            return tuple(map(self.own, given))
-        if isinstance(given, Weight):
-            given.out = tuple(map(self.own, given.out))
-        return given
+    def rank_part(self, argument: Any) -> Any:
+        """The rank's part of an axis, of concatenated axes, of a shape or of a weight; any other argument unchanged."""
+        if isinstance(argument, Axis):
+            return self.rank_axes.axis(argument)
+        if isinstance(argument, Beside):
+            return Beside(tuple(self.rank_part(part) for part in argument.parts), argument.name)
+        if type(argument) is tuple and argument and all(isinstance(axis, (Axis, Beside)) for axis in argument):
+            return tuple(map(self.rank_part, argument))
+        if isinstance(argument, Weight):
+            argument.out = tuple(map(self.rank_part, argument.out))
+        return argument
 
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
@@ -187,55 +189,54 @@ class RankFlow(Flow):
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if self.shares.divides and verb not in NO_OPERATIONS:
+        if self.rank_axes.divides and verb not in NO_OPERATIONS:
             self._check(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
     def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
-        """Raises `InputError` for a step of which a rank does not compute just its part."""
+        """Raises `InputError` for a step whose part of one rank is not modelled."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
-                raise self._refused(verb, name, "groups values across the parts of ranks")
-            for axis in axes_of(value.axes):
+                raise self._not_modelled(verb, name, "groups values across the parts of ranks")
+            for axis in flat_axes(value.axes):
                 degree = axis.degree if isinstance(axis, Shard) else 1
                 if degrees.setdefault(axis.name, degree) != degree:
                     axes = FIELDS.get(axis.name, axis.name)
-                    raise self._refused(verb, name, f"joins a part of {axes} with all of it")
+                    raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
-            raise self._refused(verb, name, "reads divided values and makes divided ones")
+            raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
-    def _refused(self, verb: str, name: str, why: str) -> InputError:
-        where = ".".join(one for one in (*self.path, name or verb) if one)
-        return InputError(f"--tp {self.shares.layout.tp}: {where} {why}, which is not modelled; expected --tp 1")
+    def _not_modelled(self, verb: str, name: str, why: str) -> InputError:
+        """The error of a step. why: what the step does, in words."""
+        where = ".".join(part for part in (*self.path, name or verb) if part)
+        return InputError(f"--tp {self.rank_axes.layout.tp}: {where} {why}, which is not modelled; expected --tp 1")
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        heads = self.own(heads)
+        heads = self.rank_part(heads)
         if is_divided(x.axes[:1]) != is_divided((heads,)):
-            raise self._refused("repeat", "", "repeats undivided heads for divided ones")
+            raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
-        return super().absorb(name, x, self.own(weight), *map(self.own, out))
+        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, out))
 
     def linear(self, name: str, x: Value, *out: Axis | Beside, **options: Any) -> Value:
         if options.get("weight") is not None:
-            given, options["weight"] = options["weight"], self._here(options["weight"])
-            if options["weight"] is not given and not options["weight"].made:
-                options["weight"].out, options["weight"].ins = (
-                    given.ins,
-                    given.out,
-                )  # the copy is this layer's own matrix
-        return super().linear(name, x, *map(self.own, out), **options)
+            original = options["weight"]
+            options["weight"] = weight = self._stage_copy(original)
+            if weight is not original and not weight.made:  # the stage's head is a matrix of its own, transposed
+                weight.out, weight.ins = original.ins, original.out
+        return super().linear(name, x, *map(self.rank_part, out), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
-        here = self._here(weight)
-        if not here.made:
-            self._copied(here)
-        return super().look_up(here, of, by)
+        table = self._stage_copy(weight)
+        if not table.made:
+            self._record_copy(table)
+        return super().look_up(table, of, by)
 
-    def _copied(self, table: Weight) -> None:
-        """Records this stage's copy of the embedding, before the module that looks it up."""
+    def _record_copy(self, table: Weight) -> None:
+        """Records this stage's copy of the embedding, before the module that reads it."""
         reader = self.root.items[-1]
         about = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.n(table.out))
@@ -245,14 +246,14 @@ class RankFlow(Flow):
         table.made = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
-        made, weight = super().table(name, self.own(rows), *map(self.own, dim), **options)
+        rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
-        return made, weight
+        return rows_of_table, weight
 
-    def _here(self, weight: Weight) -> Weight:
-        """The weight itself; of a table that only the first stage has, this stage's copy of it."""
-        self.own(weight)
+    def _stage_copy(self, weight: Weight) -> Weight:
+        """This stage's copy of a table of the first stage; any other weight itself."""
+        self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
@@ -260,7 +261,7 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **options: Any) -> Value:
-        return super().experts(name, x, self.shares.experts(experts), top_k, *map(self.own, out), **options)
+        return super().experts(name, x, self.rank_axes.experts(experts), top_k, *map(self.rank_part, out), **options)
 
     def layers(
         self,
@@ -273,40 +274,41 @@ class RankFlow(Flow):
     ) -> Value:
         if self.stage is None or name != "layers" or self.path:
             return super().layers(x, run, repeat, which, name, **about)
-        every = range(repeat) if which is None else which
-        kept = [i for i in every if i in self.stage.layers]
-        start = self.inside.start if self.inside.stop else len(self.root.items)
+        indices = range(repeat) if which is None else which
+        stage_indices = [i for i in indices if i in self.stage.layers]
+        start = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
-        self.exit = super().layers(x, run, len(kept), kept, name, **about) if kept else x
-        self.inside = range(start, len(self.root.items))
+        self.exit = super().layers(x, run, len(stage_indices), stage_indices, name, **about) if stage_indices else x
+        self.layer_items = range(start, len(self.root.items))
         return self.exit
 
     def cut(self) -> None:
-        """Leaves what this stage runs: the first alone has the embedding and the encoders of images and audio, whose
-        output goes among the embeddings; the last alone has what reads the output of the layers.
+        """Removes the program items of other stages.
 
-        Raises `InputError` where it reads what only another stage has.
+        The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
+        layers. Raises `InputError` if the stage reads a value that only another stage computes.
         """
         if self.stage is None or (self.stage.first and self.stage.last):
             return
-        start, end = self.inside.start, self.inside.stop
-        before, inside, after = self.root.items[:start], self.root.items[start:end], self.root.items[end:]
+        start, end = self.layer_items.start, self.layer_items.stop
+        before, layers, after = self.root.items[:start], self.root.items[start:end], self.root.items[end:]
         towers = [item for item in after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
         before = [*before, *towers] if self.stage.first else [item for item in before if _is_frame(item)]
         after = [item for item in after if item not in towers and (self.stage.last or _is_frame(item))]
-        self.root.items = [*before, *inside, *after]
+        self.root.items = [*before, *layers, *after]
         if not self.stage.last:
             self.result = self.exit
-        made = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
+        computed = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
         for step in self.root.steps(idle=False):
             for value in step.ins:
-                if id(value.storage) not in made and not value.storage.fixed and step.verb not in NO_OPERATIONS:
+                if id(value.storage) not in computed and not value.storage.fixed and step.verb not in NO_OPERATIONS:
+                    pp, name = self.rank_axes.layout.pp, step.name or step.verb
                     raise InputError(
-                        f"--pp {self.shares.layout.pp}: {step.name or step.verb} in layers after the first stage reads "
-                        "what only the first stage computes, which is not modelled; expected --pp 1"
+                        f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
+                        "which is not modelled; expected --pp 1"
                     )
-            made |= {id(value.storage) for value in step.outs}
+            computed |= {id(value.storage) for value in step.outs}
 
 
 WITH_AXES = (
@@ -330,33 +332,33 @@ WITH_AXES = (
     "sinusoids",
     "added_sinusoids",
 )
-"""The verbs of the recorder that parts give axes to, besides those above."""
+"""Further verbs of the recorder with axes among their arguments."""
 
 for _name in WITH_AXES:
-    setattr(RankFlow, _name, _shared(getattr(Flow, _name)))
+    setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
 def _is_frame(item: Item) -> bool:
-    """Whether it says only where a function of the forward pass begins or ends."""
+    """Whether an item only marks the beginning or the end of a function of the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
     """The program of one rank of a layout.
 
-    stage: the layers that it has, with what comes before the first and after the last; by default all of the model.
+    stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    if stage is not None and not (stage.first and stage.last) and (why := undivided(spec)):
+    if stage is not None and not (stage.first and stage.last) and (why := why_no_pipeline(spec)):
         raise InputError(f"--pp {layout.pp}: {why}; expected --pp 1")
-    flow = RankFlow(Shares(layout, layout.at(rank)), stage)
+    flow = RankFlow(RankAxes(layout, layout.coordinates(rank)), stage)
     spec.program(flow)
     flow.cut()
     return flow
 
 
-def undivided(spec: ModelSpec) -> str:
-    """Why no pipeline of a model is modelled, because layers need what is on another stage; empty if one is."""
+def why_no_pipeline(spec: ModelSpec) -> str:
+    """The reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: in what order each rank runs its micro-batches, what is in flight meanwhile, and the bubble.
+"""Pipeline schedules: each rank's order of micro-batches, the micro-batches in flight, and the bubble.
 
 Sources of the orders:
 1F1B: Narayanan 2019 (PipeDream) and 2021 (arXiv:2104.04473), §2.2.1; Megatron-LM, core/pipeline_parallel/schedules.py,
@@ -7,11 +7,11 @@ interleaved: Narayanan 2021, §2.2.2; the same file, `get_pp_rank_microbatches`,
     `forward_backward_pipelining_with_interleaving`.
 ZB-H1: Qi 2023 (arXiv:2401.10241), §2.1 and figure 3; torch's ScheduleInterleavedZeroBubble with one stage a rank is the
     same. (The variant of sail-sg/zero-bubble-pipeline-parallelism, branch zb-h1-quick-start, divides the backward pass
-    only where it must; it is not what is built here.)
+    only where it must; this module does not build it.)
 DualPipe: DeepSeek-V3 (arXiv:2412.19437), §3.2.1; deepseek-ai/DualPipe, dualpipe/dualpipe.py, `DualPipe.step`.
 
-Nothing here is a closed form: what is in flight is counted along the orders, and `timetable` runs them, each action
-after those that it needs.
+Nothing here is a closed form: micro-batches in flight are counted along the orders, and `timetable` runs the orders,
+each action after its inputs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from ..errors import InputError
 from .layout import Layout, Schedule
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
-"""torch's letters (torch.distributed.pipelining): forward, whole backward, backward of the inputs, of the weights."""
+"""torch's letters (torch.distributed.pipelining): forward, whole backward, backward of inputs, backward of weights."""
 
 
 class Action(NamedTuple):
-    """What a rank runs at once: one pass of one micro-batch through one of its chunks of layers.
+    """One pass of one micro-batch through one of a rank's chunks of layers.
 
-    kind: which pass. chunk: of the rank. micro_batch: numbered from 0 through the whole batch.
-    overlapped: whether it runs at the same time as the action after it (DualPipe's pairs).
+    kind: the kind of pass.
+    chunk: the index of the chunk on its rank.
+    micro_batch: the index of the micro-batch in the step.
+    overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
     """
 
     kind: Kind
@@ -50,10 +52,10 @@ Order: TypeAlias = tuple[Action, ...]
 
 
 class InFlight(NamedTuple):
-    """What the backward pass of a rank still needs.
+    """Micro-batches that are in flight on a rank.
 
-    whole: in each chunk, the micro-batches whose backward pass has not run.
-    weights: in each chunk, the micro-batches of which only the backward pass of the weights is left.
+    whole: per chunk, the micro-batches whose backward pass has not run.
+    weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
     """
 
     whole: tuple[int, ...]
@@ -61,17 +63,20 @@ class InFlight(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Micro-batches of all chunks, each counted once in every chunk that has it in flight."""
+        """Micro-batches in flight, summed over the chunks."""
         return sum(self.whole) + sum(self.weights)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The order of every rank.
+    """The order of actions of every rank.
 
-    ranks, chunks: of the pipeline, and of each of its ranks. micro_batches: of a step.
-    orders: for each rank, its actions. two_way: whether micro-batches enter at both ends (DualPipe), the first half of
-    them at rank 0 through the ranks' chunks 0, the others at the last rank through their chunks 1.
+    ranks: number of ranks.
+    chunks: chunks of layers per rank.
+    micro_batches: micro-batches per step.
+    orders: per rank, its actions.
+    two_way: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and passes the
+        ranks' chunks 0; the other half enters at the last rank and passes the chunks 1.
     """
 
     ranks: int
@@ -82,11 +87,11 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Through how many chunks a micro-batch goes."""
+        """Number of stages that a micro-batch passes."""
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
-        """Which of a micro-batch's stages a rank's chunk is."""
+        """The index of a rank's chunk among the stages of its micro-batches."""
         if self.two_way:
             return self.ranks - 1 - rank if chunk else rank
         return chunk * self.ranks + rank
@@ -98,11 +103,11 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """How many times the ranks hold the model between them: DualPipe twice, since every stage is on two ranks."""
+        """Copies of the model on all ranks together: two in DualPipe, where every stage is on two ranks."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Every action of a rank, with what is in flight while it runs, its own micro-batch included."""
+        """Yields every action of a rank with the micro-batches in flight while it runs, its own included."""
         whole, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             kind, chunk = action[:2]
@@ -112,52 +117,57 @@ class Pipeline:
             weights[chunk] += (kind == "I") - (kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
-        """The most micro-batches in flight on a rank, each counted once in every chunk that has it."""
+        """The largest number of micro-batches in flight on a rank, summed over its chunks."""
         return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
 
-    def fullest(
+    def peak_in_flight(
         self, rank: int, whole: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """The moment at which what is in flight on a rank takes the most: how much, and what is in flight then.
+        """The largest weighted number of micro-batches in flight on a rank, and the micro-batches at that moment.
 
-        whole: what a micro-batch in flight takes in each chunk; 1 by default. weights: what it takes when only the
-        backward pass of the weights is left; as much as before by default.
+        whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
+        weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
         """
         whole = (1,) * self.chunks if whole is None else whole
         weights = whole if weights is None else weights
         steps: dict[tuple[str, int], int] = {}
-        for chunk, (all_, rest) in enumerate(zip(whole, weights, strict=True)):
-            steps |= {("F", chunk): all_, ("B", chunk): -all_, ("I", chunk): rest - all_, ("W", chunk): -rest}
+        for chunk, (weight, weights_only) in enumerate(zip(whole, weights, strict=True)):
+            steps |= {
+                ("F", chunk): weight,
+                ("B", chunk): -weight,
+                ("I", chunk): weights_only - weight,
+                ("W", chunk): -weights_only,
+            }
         order = [action[:2] for action in self.orders[rank]]
-        course = list(accumulate(map(steps.__getitem__, order)))
-        most = max(course)
-        done = Counter(order[: course.index(most) + 1])
+        in_flight = list(accumulate(map(steps.__getitem__, order)))
+        peak = max(in_flight)
+        counts = Counter(order[: in_flight.index(peak) + 1])
         chunks = range(self.chunks)
-        return most, InFlight(
-            tuple(done["F", chunk] - done["B", chunk] - done["I", chunk] for chunk in chunks),
-            tuple(done["I", chunk] - done["W", chunk] for chunk in chunks),
+        return peak, InFlight(
+            tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),
+            tuple(counts["I", chunk] - counts["W", chunk] for chunk in chunks),
         )
 
 
 _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
-"""How an action changes the number of micro-batches in flight."""
+"""Kind of action → the change of the number of micro-batches in flight."""
 
 
-def schedule_of(layout: Layout) -> Schedule:
-    """The schedule that a layout runs: 1F1B with several chunks a rank is the interleaved one."""
+def effective_schedule(layout: Layout) -> Schedule:
+    """The schedule of a layout: 1F1B with several chunks per rank is the interleaved schedule."""
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
 def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
-    """The orders of a layout's schedule; without a pipeline, micro-batches run one by one.
+    """The orders of a layout's schedule. Without a pipeline, micro-batches run one by one.
 
-    group: of an interleaved schedule, the micro-batches that run through a chunk before it is the next chunk's turn; as
-    many as ranks by default (Megatron's microbatch_group_size_per_vp_stage).
+    group: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
+        number of ranks (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
     check(layout, micro_batches, group)
     p, v, m = layout.pp, layout.vpp, micro_batches
-    schedule = schedule_of(layout)
+    schedule = effective_schedule(layout)
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating(_passes("F", m), _passes("B", m), 0)),))
     if schedule == "dualpipe":
@@ -174,10 +184,10 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
 
 
 def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
-    """Raises `InputError` as `pipeline` does, in less time."""
+    """Raises `InputError` for a number of micro-batches that the schedule does not take, without building orders."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
-    schedule = schedule_of(layout)
+    schedule = effective_schedule(layout)
     if layout.pp > 1 and schedule == "dualpipe":
         _dualpipe_takes(layout.pp, micro_batches)
     elif layout.pp > 1 and schedule == "interleaved":
@@ -196,12 +206,12 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 
 
 def _passes(kind: Kind, micro_batches: int) -> list[Action]:
-    """A pass of every micro-batch through one chunk."""
+    """One pass of every micro-batch through one chunk."""
     return [Action(kind, 0, i) for i in range(micro_batches)]
 
 
 def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
-    """Forward passes to warm up, then a forward and a backward pass in turns, then the other backward passes."""
+    """Warm-up forward passes, then alternating forward and backward passes, then the remaining backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
@@ -211,7 +221,7 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
 
 
 def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
-    """Groups of micro-batches through all chunks: forward from the first chunk, backward from the last."""
+    """Passes of groups of micro-batches through all chunks, forward from the first chunk, backward from the last."""
     places = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(kind, chunk, i)
@@ -238,7 +248,7 @@ def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
 
 
 def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
-    """1F1B with the backward pass of the weights as many micro-batches later as ranks come before."""
+    """1F1B with backward passes of the weights delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
     forwards, inputs, weights = (_passes(kind, m) for kind in ("F", "I", "W"))
@@ -261,12 +271,12 @@ def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
 
 
 def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
-    """The eight steps of `DualPipe.step`; 0 is the direction in which a rank is nearer to the entrance, 1 the other."""
-    half, near, m = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
-    far, middle = half - 1 - near, near == half - 1
+    """The eight steps of `DualPipe.step`. Direction 0 is that in which the rank is nearer to the entrance."""
+    half, nearer, m = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
+    further, middle = half - 1 - nearer, nearer == half - 1
     order: list[Action] = []
     counts: Counter[tuple[Kind, int]] = Counter()
-    late: list[Action] = []  # backward passes of weights, first in first out
+    delayed: list[Action] = []  # backward passes of weights, first in first out
 
     def run(kind: Kind, direction: int, overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half)
@@ -275,49 +285,49 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
         counts[passed, chunk] += 1
         order.append(Action(kind, chunk, i + chunk * m, overlapped))
         if kind == "I":
-            late.append(Action("W", chunk, i + chunk * m))
+            delayed.append(Action("W", chunk, i + chunk * m))
 
     def pair(forward: int, backward: int) -> None:
         run("F", forward, overlapped=True)
         run("B", backward)
 
-    for _ in range(2 * far):  # step 1
+    for _ in range(2 * further):  # step 1
         run("F", 0)
-    for _ in range(near + 1):  # step 2
+    for _ in range(nearer + 1):  # step 2
         run("F", 0)
         run("F", 1)
-    for _ in range(far):  # step 3
+    for _ in range(further):  # step 3
         run("I", 1)
-        order.append(late.pop(0))
+        order.append(delayed.pop(0))
         run("F", 1)
-    for i in range(m - ranks + near + 1):  # step 4, the main one
+    for i in range(m - ranks + nearer + 1):  # step 4, the main one
         if i == 0 and middle:  # "we don't overlap these two chunks to further reduce bubble size"
             run("F", 0)
             run("B", 1)
         else:
             pair(0, 1)
         pair(1, 0)
-    for _ in range(far):  # step 5
+    for _ in range(further):  # step 5
         run("B", 1)
         pair(1, 0)
-    split = near + 1  # step 6: the backward passes of its second half leave those of the weights for later
+    split = nearer + 1  # step 6: backward passes of the second half delay those of the weights
     for i in range(2 * split):
         run("I" if i >= split else "B", 1 - i % 2)
-    for _ in range(far):  # step 7
-        order.append(late.pop(0))
+    for _ in range(further):  # step 7
+        order.append(delayed.pop(0))
         run("I", 0)
-    return tuple(order + late)  # step 8
+    return tuple(order + delayed)  # step 8
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
 class Costs(NamedTuple):
-    """How long a pass through one chunk takes, in any unit; equal for all chunks.
+    """Durations of a pass through one chunk, in any unit; equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
-    send: from rank to rank, 0 by default.
-    overlapped: a forward and a backward pass that run at once; by default as long as one after the other.
+    send: duration of a message between ranks, 0 by default.
+    overlapped: duration of a forward and a backward pass at once; by default as long as one after the other.
     """
 
     forward: float = 1
@@ -326,18 +336,18 @@ class Costs(NamedTuple):
     send: float = 0
     overlapped: float | None = None
 
-    def of(self, kind: Kind) -> float:
-        """How long an action of that kind takes alone."""
+    def duration(self, kind: Kind) -> float:
+        """The duration of an action of a kind that runs alone."""
         inputs, weights = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[kind]
 
     def pair(self) -> float:
-        """How long a forward and a backward pass that overlap take together."""
-        return self.of("F") + self.of("B") if self.overlapped is None else self.overlapped
+        """The duration of a forward and a backward pass that overlap."""
+        return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
 
 
 class Span(NamedTuple):
-    """An action and its time."""
+    """An action with its start and its end."""
 
     action: Action
     start: float
@@ -345,14 +355,15 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Orders in which ranks wait for one another for ever, or in which an action comes twice."""
+    """The error of orders in which ranks wait for each other for ever, or in which an action comes twice."""
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """What runs when.
+    """The times of all actions of a step.
 
-    spans: of each rank, in order. outputs_sent, gradients_sent: by each rank to another, one for each micro-batch.
+    spans: per rank, its actions in order.
+    outputs_sent, gradients_sent: per rank, the number of messages that it sends to other ranks.
     """
 
     pipeline: Pipeline
@@ -363,33 +374,33 @@ class Timetable:
 
     @property
     def time(self) -> float:
-        """From the first action of any rank to the end of the last."""
+        """The duration of the step, from the first action to the end of the last."""
         return max(spans[-1].end for spans in self.spans)
 
     def busy(self, rank: int) -> float:
-        """For how long a rank runs something."""
+        """The time in which a rank runs actions."""
         spans = self.spans[rank]
         return sum(span.end - span.start for span in spans if not span.action.overlapped)
 
     @property
     def idle(self) -> float:
-        """For how long the ranks wait, on average, from the start of the step to its end."""
+        """The time in which a rank waits, on average over the ranks."""
         ranks = self.pipeline.ranks
         return self.time - sum(self.busy(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
-        """The share of the time that ranks are idle."""
+        """The share of the step in which ranks are idle."""
         return self.idle / self.time
 
     @property
     def sends(self) -> int:
-        """All that ranks send to one another: outputs, and gradients of outputs."""
+        """The number of messages between ranks: outputs, and gradients of outputs."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
 def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
-    """Runs the orders: every action starts when its rank is free and all that it needs is there.
+    """Runs the orders. An action starts when its rank is free and its inputs are there.
 
     Raises `Deadlock` where ranks wait for ever.
     """
@@ -403,81 +414,94 @@ def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
     return Timetable(pipeline, run.costs, tuple(map(tuple, run.spans)), outputs, gradients)
 
 
-_Passed: TypeAlias = tuple[Kind, int]
-"""A pass through a stage: which, and stage · micro-batches + micro-batch."""
+StagePass: TypeAlias = tuple[Kind, int]
+"""A pass of a micro-batch through a stage: its kind, and stage · micro-batches + micro-batch."""
 
 
 class _Run:
     """A step while it runs.
 
-    ready: ranks that may go on. free: when each rank has ended its last action. ended, arrives: when a pass has ended,
-    and when the rank of the next stage has its result. waiting: what a rank waits for → the rank.
+    micro_batches: micro-batches of the step.
+    last_stage: the index of the last stage's first pass.
+    first_pass: per rank and chunk, the index of the chunk's first pass.
+    durations: per kind, how long an action takes alone.
+    spans: per rank, the actions that have run.
+    sent: per kind and rank, the messages sent to other ranks.
+    ready: ranks that may go on.
+    free: per rank, the time at which its last action ended.
+    ended: pass → the time at which it ended.
+    arrives: pass → the time at which the next stage's rank has its result.
+    waiting: pass → the rank that waits for it.
     """
 
     def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
         self.pipeline, self.costs = pipeline, costs
-        ranks, self.m = pipeline.ranks, pipeline.micro_batches
-        self.last = (pipeline.stages - 1) * self.m
-        self.place = [[pipeline.stage(r, chunk) * self.m for chunk in range(pipeline.chunks)] for r in range(ranks)]
-        self.lasts = {kind: costs.of(kind) for kind in get_args(Kind)}
+        ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
+        self.last_stage = (pipeline.stages - 1) * self.micro_batches
+        self.first_pass = [
+            [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunks)]
+            for rank in range(ranks)
+        ]
+        self.durations = {kind: costs.duration(kind) for kind in get_args(Kind)}
         self.spans: list[list[Span]] = [[] for _ in range(ranks)]
         self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready, self.free = list(range(ranks)), [0.0] * ranks
-        self.ended: dict[_Passed, float] = {}
-        self.arrives: dict[_Passed, float] = {}
-        self.waiting: dict[_Passed, int] = {}
+        self.ended: dict[StagePass, float] = {}
+        self.arrives: dict[StagePass, float] = {}
+        self.waiting: dict[StagePass, int] = {}
 
     def advance(self, rank: int) -> None:
-        """Runs what a rank can run, until it must wait for another."""
+        """Runs a rank's actions until it must wait for another rank."""
         order, at = self.pipeline.orders[rank], len(self.spans[rank])
         while at < len(order):
             together = order[at : at + 1 + order[at].overlapped]
             start = self.free[rank]
             for action in together:
-                found = self.there(action, rank)
-                if isinstance(found, tuple):
-                    self.waiting[found] = rank
+                needed, ready_at = self.input_of(action, rank)
+                if ready_at is None:
+                    self.waiting[needed] = rank
                     return
-                start = max(start, found)
-            end = start + (self.costs.pair() if len(together) > 1 else self.lasts[together[0].kind])
+                start = max(start, ready_at)
+            end = start + (self.costs.pair() if len(together) > 1 else self.durations[together[0].kind])
             self.free[rank] = end
             for action in together:
                 self.finish(action, rank, start, end)
             at += len(together)
 
-    def there(self, action: Action, rank: int) -> float | _Passed:
-        """When all that an action needs is there, or what is not there yet."""
-        kind, place = action.kind, self.place[rank][action.chunk]
-        own = place + action.micro_batch
-        need: _Passed
-        if kind == "F":  # the output of the stage before
-            need, times = ("F", own - self.m), self.arrives
-            if place == 0:
-                return 0.0
-        elif kind == "W":
-            need, times = ("I", own), self.ended
-        else:  # its own forward pass, and the gradient from the stage after
-            need, times = ("F", own), self.ended
-            if place < self.last and need in times:
-                need, times = ("B", own + self.m), self.arrives
-        found = times.get(need)
-        return need if found is None else found
+    def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
+        """The pass whose result an action needs, and the time at which the result is there; None if it is not yet."""
+        kind, first = action.kind, self.first_pass[rank][action.chunk]
+        index = first + action.micro_batch
+        needed: StagePass
+        if kind == "F":  # the output of the previous stage
+            needed = ("F", index - self.micro_batches)
+            return needed, 0.0 if first == 0 else self.arrives.get(needed)
+        if kind == "W":
+            needed = ("I", index)
+            return needed, self.ended.get(needed)
+        needed = ("F", index)  # the forward pass of this stage, and the gradient from the next stage
+        if first < self.last_stage and needed in self.ended:
+            needed = ("B", index + self.micro_batches)
+            return needed, self.arrives.get(needed)
+        return needed, self.ended.get(needed)
 
     def finish(self, action: Action, rank: int, start: float, end: float) -> None:
-        """Writes an action down, sends what it computed, and wakes the rank that waits for it."""
-        place = self.place[rank][action.chunk]
-        own = place + action.micro_batch
-        if (action.kind, own) in self.ended:
+        """Records an action, sends its result, and wakes the rank that waits for it."""
+        first = self.first_pass[rank][action.chunk]
+        index = first + action.micro_batch
+        if (action.kind, index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.kind, own] = end
+        self.ended[action.kind, index] = end
         self.spans[rank].append(Span(action, start, end))
         if action.kind == "W":
             return
-        passed: Kind = "F" if action.kind == "F" else "B"
-        to = place + self.m if passed == "F" else place - self.m
-        away = 0 <= to <= self.last and self.pipeline.rank_of(to // self.m, action.micro_batch) != rank
-        self.arrives[passed, own] = end + self.costs.send if away else end
-        self.sent[passed][rank] += away
-        other = self.waiting.pop((passed, own), None)
-        if other is not None:
-            self.ready.append(other)
+        direction: Kind = "F" if action.kind == "F" else "B"
+        receiver = first + self.micro_batches if direction == "F" else first - self.micro_batches
+        sends = False
+        if 0 <= receiver <= self.last_stage:
+            sends = self.pipeline.rank_of(receiver // self.micro_batches, action.micro_batch) != rank
+        self.arrives[direction, index] = end + self.costs.send if sends else end
+        self.sent[direction][rank] += sends
+        waiting_rank = self.waiting.pop((direction, index), None)
+        if waiting_rank is not None:
+            self.ready.append(waiting_rank)

@@ -1,4 +1,4 @@
-"""The layouts of so many devices that a model may have, and why the others may not."""
+"""A search over all layouts of a number of devices: the possible ones, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
 from .layout import Layout, Zero, stages
-from .layout_request import ANY, LayoutRequest
+from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import Shares, axes_of, undivided
+from .rank_program import RankAxes, flat_axes, why_no_pipeline
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
-"""Chunks a rank that are tried."""
+"""Chunks per rank that are tried."""
 
 LONG = 16384
-"""Tokens of a sequence from which on it is worth dividing."""
+"""Length of a sequence in tokens from which context parallelism is tried."""
 
 SHORT = 1024
-"""Tokens of a rank's part that is not divided further, unless --cp asks for it."""
+"""Smallest part of a sequence per rank, in tokens, unless --cp is given."""
 
 HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "--tp does not divide the heads",
@@ -37,13 +37,16 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
     "the schedule does not take the micro-batches",
     "twice --cp does not divide the tokens of a sequence",
 )
-"""Reasons."""
+"""Reasons against a layout."""
 
 
 @dataclass
 class Search:
-    """What has been tried. found: layouts with the micro-batches of a step. refused: reason → how many. errors: those
-    of the reasons that a layout's own checks gave.
+    """The results of a search.
+
+    found: possible layouts, each with its micro-batches per step.
+    refused: reason → number of layouts that were refused for it.
+    errors: reason → the error of `Layout` behind it.
     """
 
     found: list[tuple[Layout, int]] = field(default_factory=list)
@@ -51,14 +54,14 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a layout that is refused by an error: by its text without what is expected."""
+        """Counts a layout that an error refuses, under the error's text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
 
     @property
     def tried(self) -> int:
-        """All of them."""
+        """Number of layouts that were tried."""
         return len(self.found) + self.refused.total()
 
 
@@ -69,23 +72,26 @@ def search(
     micro_batch: int,
     seq: int,
     rules: LayoutRules,
-    asked: LayoutRequest = ANY,
+    request: LayoutRequest = NO_LAYOUT_OPTIONS,
     node: int = 8,
 ) -> Search:
-    """Tries every layout of that many devices which the framework has.
+    """Tries every layout of a number of devices that a framework supports.
 
-    global_batch: sequences of a step. micro_batch: of a pass. asked: what is given holds for all. node: devices that
-    one fast link joins, which the ranks of a tensor group share.
-    Raises `InputError` for what no layout has that it tries (`_possible`).
+    global_batch: sequences per step.
+    micro_batch: sequences per micro-batch.
+    rules: the framework's rules.
+    request: options that every layout must have.
+    node: devices of a node, which a tensor group does not exceed.
+    Raises `InputError` for options that no layout of the search can have.
     """
-    _possible(rules, asked)
+    _check_request(rules, request)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts, whole = routed_experts(spec), undivided(spec)
-    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
-    tensors = _sizes(asked.tp, devices, node)
-    sequences = _sizes(asked.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
-    for tp, cp, pp in product(tensors, sequences, _sizes(asked.pp, devices, layers)):
+    experts, no_pipeline = routed_experts(spec), why_no_pipeline(spec)
+    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    tensors = _sizes(request.tp, devices, node)
+    sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
+    for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -94,13 +100,13 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _asked_for(asked, sizes) or not _has(rules, sizes, asked):
+            if not _matches_request(request, sizes) or not _follows_rules(rules, sizes, request):
                 continue
-            if whole and pp > 1:
-                result.refused[whole] += 1
+            if no_pipeline and pp > 1:
+                result.refused[no_pipeline] += 1
                 continue
             try:
-                layout = _layout(rules, sizes, bool(experts), layers, asked)
+                layout = _layout(rules, sizes, bool(experts), layers, request)
             except InputError as error:
                 result.refuse(error)
                 continue
@@ -108,91 +114,94 @@ def search(
     return result
 
 
-def _sizes(asked: int | None, whole: int, most: int | None = None) -> list[int]:
-    """The sizes of a group that are tried: the one that is asked for, else the divisors of `whole` up to `most`."""
-    return divisors(whole, None if most is None else max(1, most)) if asked is None else [asked]
+def _sizes(given: int | None, multiple: int, most: int | None = None) -> list[int]:
+    """The sizes of a group to try: the given size, otherwise the divisors of `multiple` up to `most`."""
+    return divisors(multiple, None if most is None else max(1, most)) if given is None else [given]
 
 
 def tokens_multiple(cp: int) -> int:
-    """The number of which each sequence's length is a multiple: a rank has one part from each of its halves."""
+    """The number that must divide the length of a sequence: a rank has one part of each half."""
     return 2 * cp if cp > 1 else 1
 
 
-def _possible(rules: LayoutRules, asked: LayoutRequest) -> None:
-    """Raises `InputError` for layers of each stage, which a search shares out itself, for groups that it does not try,
-    and for chunks that contradict the rest."""
-    if asked.pp_layout is not None:
+def _check_request(rules: LayoutRules, request: LayoutRequest) -> None:
+    """Raises `InputError` for options that no layout of a search can have.
+
+    These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
+    """
+    if request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
     for name in rules.untried:
-        if (size := getattr(asked, name)) not in (None, 1):
+        if (size := getattr(request, name)) not in (None, 1):
             raise InputError(f"--{name} {size}: no layout with it is tried for --framework {rules.name}; expected 1")
-    if asked.schedule not in (None, *RUN):
+    if request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
-            f"--schedule {asked.schedule}: no replay runs it with --framework {rules.name}; expected {' or '.join(RUN)}"
+            f"--schedule {request.schedule}: no replay runs it with --framework {rules.name}; "
+            f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
-    interleaved = asked.schedule == "interleaved"
+    interleaved = request.schedule == "interleaved"
     if interleaved and "vpp" in rules.untried:
         raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
-    if asked.pp == 1 and (interleaved or (asked.vpp or 1) > 1):
-        option = "--schedule interleaved" if interleaved else f"--vpp {asked.vpp}"
+    if request.pp == 1 and (interleaved or (request.vpp or 1) > 1):
+        option = "--schedule interleaved" if interleaved else f"--vpp {request.vpp}"
         raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
-    if asked.schedule is not None and asked.vpp is not None and interleaved != (asked.vpp > 1):
+    if request.schedule is not None and request.vpp is not None and interleaved != (request.vpp > 1):
         expected = "--vpp of at least 2" if interleaved else "--vpp 1"
-        raise InputError(f"--schedule {asked.schedule}: has another number of chunks a rank; expected {expected}")
+        raise InputError(f"--schedule {request.schedule}: has another number of chunks a rank; expected {expected}")
 
 
-def _asked_for(asked: LayoutRequest, sizes: dict[str, int]) -> bool:
-    """Whether groups of those sizes are among those that are asked for."""
-    if asked.fsdp is not None and sizes["dp"] != asked.fsdp * (asked.hsdp_replicas or 1):
+def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
+    """Whether these sizes of groups agree with the given options."""
+    if request.fsdp is not None and sizes["dp"] != request.fsdp * (request.hsdp_replicas or 1):
         return False
-    if asked.schedule is not None and (asked.schedule == "interleaved") != (sizes["vpp"] > 1):
+    if request.schedule is not None and (request.schedule == "interleaved") != (sizes["vpp"] > 1):
         return False
-    return all(getattr(asked, name) in (None, size) for name, size in sizes.items())
+    return all(getattr(request, name) in (None, size) for name, size in sizes.items())
 
 
-def _has(rules: LayoutRules, sizes: dict[str, int], asked: LayoutRequest) -> bool:
-    """Whether layouts with those groups are tried for a framework."""
-    if rules.pipelines_if_asked and sizes["pp"] > 1 and not asked.pipeline:
+def _follows_rules(rules: LayoutRules, sizes: dict[str, int], request: LayoutRequest) -> bool:
+    """Whether layouts with these sizes of groups are tried for a framework."""
+    if rules.pipelines_on_request and sizes["pp"] > 1 and not request.pipeline:
         return False
     return all(sizes[name] == 1 for name in rules.untried)
 
 
-RUN = ("1f1b", "interleaved")
+REPLAYED_SCHEDULES = ("1f1b", "interleaved")
 """The schedules that the frameworks' replays run."""
 
-HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
-"""Options that are no sizes of groups, and hold for every layout where they are given."""
+FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
+"""Options other than sizes of groups; a given one applies to every layout."""
 
 
 def _layout(
-    rules: LayoutRules, sizes: dict[str, int], mixture: bool, layers: int, asked: LayoutRequest
+    rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
 ) -> Layout | None:
-    """The layout of those groups; None if a stage would have no layer."""
-    count = sizes["pp"] * sizes["vpp"]
-    if count > layers:
+    """The layout of these sizes of groups; None if a stage would have no layer."""
+    stage_count = sizes["pp"] * sizes["vpp"]
+    if stage_count > layers:
         return None
-    shares = sizes["dp"] * sizes["cp"] > 1
-    zero = 3 if asked.fsdp is not None else rules.zero if asked.zero is None else asked.zero
-    found = Layout(
+    has_replicas = sizes["dp"] * sizes["cp"] > 1
+    zero = 3 if request.fsdp is not None else rules.zero if request.zero is None else request.zero
+    layout = Layout(
         tp=sizes["tp"],
         cp=sizes["cp"],
         pp=sizes["pp"],
         dp=sizes["dp"],
         vpp=sizes["vpp"],
         ep=sizes["ep"],
-        etp=1 if mixture and rules.whole_experts else None,
-        pp_layout=None if layers % count == 0 else shared_out(layers, count),
+        etp=1 if has_experts and rules.whole_experts else None,
+        pp_layout=None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count),
         sequence_parallel=sizes["tp"] > 1 and rules.sequence_parallel,
-        zero=cast(Zero, zero) if shares else 0,
+        zero=cast(Zero, zero) if has_replicas else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
-    given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
-    if rules.keeps_gathered(found.pp, found.zero):
-        given.setdefault("reshard", False)
-    found = replace(found, **given)
-    if asked.prefetch is not None or asked.reshard is not None:
-        asked.check(found)
-    return found
+    options = {name: value for name in FIXED_OPTIONS if (value := getattr(request, name)) is not None}
+    if rules.keeps_gathered(layout.pp, layout.zero):
+        options.setdefault("reshard", False)
+    layout = replace(layout, **options)
+    if request.prefetch is not None or request.reshard is not None:
+        request.check(layout)
+    return layout
 
 
 def _try(
@@ -204,7 +213,7 @@ def _try(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to what was found, or to what was refused."""
+    """Adds a layout to the possible or to the refused ones of the result."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
@@ -218,23 +227,23 @@ def _try(
         result.found.append((layout, batches))
 
 
-def shared_out(layers: int, count: int) -> tuple[int, ...]:
-    """Layers of so many stages, as even as may be: the ends, which have the embedding and the head, get no more."""
-    each, more = divmod(layers, count)
-    start = (count - more) // 2
-    return tuple(each + (start <= i < start + more) for i in range(count))
+def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
+    """The layers of each of `count` stages, as even as possible. Stages in the middle get the additional layers."""
+    per_stage, remainder = divmod(layers, count)
+    start = (count - remainder) // 2
+    return tuple(per_stage + (start <= i < start + remainder) for i in range(count))
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
-    """Why a model with these axes and layers cannot have a layout; empty if it can."""
+    """The reason why a model with these axes and layers cannot have a layout; empty if it can."""
     try:
         list(stages(layout, layers))
     except InputError:
         return LAYERS
-    shares = Shares(layout, layout.at(0))
+    rank_axes = RankAxes(layout, layout.coordinates(0))
     for axis in axes:
         try:
-            shares.axis(axis)
+            rank_axes.axis(axis)
         except InputError:
             return HEADS if "heads" in axis.name else WIDTHS
     try:
@@ -245,11 +254,11 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 
 def routed_experts(spec: ModelSpec) -> int:
-    """The routed experts of the layer that has the most; 0 without any."""
+    """The largest number of routed experts in a layer; 0 without experts."""
     counts = (step.options["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
     return max(counts, default=0)
 
 
 def _expert_groups(experts: int, ranks: int) -> list[int]:
-    """The sizes of groups that divide the experts."""
+    """The sizes of expert-parallel groups that divide the experts."""
     return divisors(math.gcd(experts, ranks)) if experts else [1]

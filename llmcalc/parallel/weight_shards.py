@@ -1,4 +1,4 @@
-"""The parameters of one rank, tensor by tensor, and the parts of them that it keeps when data parallelism divides them.
+"""The parameters of one rank, tensor by tensor, and their rows on each rank under ZeRO and FSDP.
 
 ZeRO (Rajbhandari 2019, arXiv:1910.02054) divides parameters over the ranks that hold the same ones. FSDP2 gives each
 rank equally many rows of every tensor (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`).
@@ -15,15 +15,17 @@ from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
 Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
-"""The names of the modules around a parameter; with the indices of those of a list."""
+"""The names of the modules around a parameter, each with the indices that it stands for in a module list."""
 
 
-class Held(NamedTuple):
-    """A parameter of a rank.
+class WeightShard(NamedTuple):
+    """A parameter of a rank, as tensor and pipeline parallelism divide it.
 
-    path: the module that has it. tensor: its shape on this rank. count: how many modules of the path have one each.
-    expert: whether it is of routed experts, which other ranks hold than those that hold the rest.
-    of_heads: whether a rank applies all of it to its own heads alone, so that its gradient is a part of the whole one.
+    path: the path of its module.
+    tensor: its shape on this rank.
+    count: number of modules of that path, each with one such parameter.
+    expert: whether it belongs to routed experts, whose data-parallel group differs.
+    of_heads: whether the rank applies the whole parameter to its own heads, so that its gradient is a partial sum.
     """
 
     path: Path
@@ -34,24 +36,27 @@ class Held(NamedTuple):
 
     @property
     def elements(self) -> Number:
-        """The elements of all of them."""
+        """Elements of this parameter in all `count` modules."""
         return times(self.tensor.size, self.count)
 
 
-def held(program: RankFlow, include: frozenset[str] = frozenset()) -> list[Held]:
-    """The parameters of a rank's program. A tied one is listed where it is first used.
+def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> list[WeightShard]:
+    """The parameters of a rank's program. A tied parameter is listed at its first use.
 
-    include: the optional parts of the model that it has, none by default.
+    include: optional parts of the model that the program has, none by default.
     """
-    layout = program.shares.layout
-    apart = layout.ep > 1 or layout.expert_tp != layout.tp
-    return list(_held(program.root.items, (), 1, include, apart))
+    layout = program.rank_axes.layout
+    expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
+    return list(_weight_shards(program.root.items, (), 1, include, expert_groups))
 
 
-def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[str], apart: bool) -> Iterator[Held]:
+def _weight_shards(
+    items: Iterable[Item], path: Path, count: Number, include: frozenset[str], expert_groups: bool
+) -> Iterator[WeightShard]:
+    """Yields the parameters of program items. expert_groups: whether experts have data-parallel groups of their own."""
     for item in items:
         if isinstance(item, Alternatives):
-            yield from _held(next(iter(item.branches.values())).items, path, count, include, apart)
+            yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)
             continue
         about = item.about
         optional = about.get("optional")
@@ -61,17 +66,15 @@ def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[s
         indices = tuple(indices) if isinstance(indices, list) else indices
         below = (*path, (item.name, indices)) if item.name else path
         if not isinstance(item, Step):
-            yield from _held(item.items, below, times(count, about.get("repeat", 1)), include, apart)
+            yield from _weight_shards(item.items, below, times(count, about.get("repeat", 1)), include, expert_groups)
         elif item.op is not None and "params" in item.op.effects:
-            expert = apart and item.verb == "experts" and item.options["experts"].name == "experts"
+            expert = expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
             of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
-                yield Held(below, tensor, count, expert, of_heads)
+                yield WeightShard(below, tensor, count, expert, of_heads)
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:
-    """How many rows of a tensor rank `index` of `ranks` keeps: an equal part, rounded up; the last ranks have the rest,
-    which may be none.
-    """
-    each: int = ceil_div(rows, ranks)
-    return max(0, min(each, rows - each * index))
+    """Rows of a tensor on rank `index` of `ranks`: an equal part, rounded up. The last ranks have fewer, or none."""
+    part: int = ceil_div(rows, ranks)
+    return max(0, min(part, rows - part * index))

@@ -37,7 +37,7 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Two panels: the passes of every rank, and the most micro-batches that each has in flight."""
     from matplotlib import rc_context
 
-    shortest = min(timetable.costs.of(kind) for kind in kinds_of(timetable))
+    shortest = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
     width = min(WIDEST, max(NARROWEST, BESIDE + CELL * timetable.time / shortest))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
@@ -105,7 +105,7 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
 
 def in_flight(ax: Axes, timetable: Timetable) -> None:
     """A bar for the most micro-batches in flight on each rank; those that only wait for W have its colour."""
-    held = [timetable.pipeline.fullest(rank)[1] for rank in range(timetable.pipeline.ranks)]
+    held = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     whole = [sum(one.whole) for one in held]
     weights = [sum(one.weights) for one in held]
     ranks = range(len(held))

@@ -63,14 +63,14 @@ def params_of_file(
     if measure:
         if changed:
             raise _refused("--measure: builds the class as the config says")
-        if rank is not None and rank.anything:
+        if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measured(target)
     if not is_checkpoint(Path(target)):
         return None
     if changed:
         raise _refused(f"{target}: a checkpoint's header is counted as it is")
-    if rank is not None and rank.anything:
+    if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
     from ..sources.checkpoints.read import read_checkpoint
@@ -116,7 +116,7 @@ class FlopsQuestion:
     rank: RankRequest | None = None
 
     def __post_init__(self) -> None:
-        if self.conventions and self.rank is not None and self.rank.anything:
+        if self.conventions and self.rank is not None and self.rank.has_options:
             raise InputError("--conventions: rules of thumb are of whole models; expected no layout")
 
     def answer(self, preset: Preset) -> Flops:
@@ -213,7 +213,7 @@ class ExplainQuestion:
             if getattr(self, name) is not None and self.quantity != "activations":
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
-        if self.quantity == "activations" and self.rank is not None and self.rank.anything:
+        if self.quantity == "activations" and self.rank is not None and self.rank.has_options:
             raise InputError(
                 "--quantity activations: is of one device; expected no layout (llmcalc memory has those of each rank)"
             )

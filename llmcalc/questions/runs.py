@@ -13,7 +13,7 @@ from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..parallel.layout_request import ANY, LayoutRequest, dated
+from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.preset import Preset
@@ -36,7 +36,7 @@ class RunOptions:
     """
 
     settings: Settings
-    layout: LayoutRequest = ANY
+    layout: LayoutRequest = NO_LAYOUT_OPTIONS
     include: frozenset[str] = frozenset()
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
@@ -105,7 +105,7 @@ def memory_question(
     from ..frameworks.launch.read import read_launch
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
-    date = dated(run.layout.framework_version or "")
+    date = version_date(run.layout.framework_version or "")
     launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu)
     if phase_given and run.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} is a run of training; expected no such option")
@@ -168,18 +168,20 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         "accelerators": question.accelerators,
         "workspace": question.workspace,
     }
-    if launch is None and not layout.anything:
+    if launch is None and not layout.has_options:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
         return DeviceUse.made(question.on_one_device(), **asked)
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
-    from ..parallel.nearest import with_nearest
+    from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
     record = framework_of(layout) if launch is None else framework(launch.framework)
     version = layout.framework_version or ""
-    with with_nearest(question.preset.model, layout if launch is None else ANY, question.tokens):
+    with suggest_nearest_layouts(
+        question.preset.model, layout if launch is None else NO_LAYOUT_OPTIONS, question.tokens
+    ):
         one = question.under(record).on_one_device()
         if launch is not None:
             ranks = Cluster.of(one, launch.layout, record, version, launch.own)
@@ -197,7 +199,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     Raises `InputError` for options that contradict each other, and where no layout can be tried.
     """
     from ..frameworks.registry import FOR_PLANS, framework, framework_of
-    from ..parallel.nearest import with_nearest
+    from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.fit import fit
     from ..studies.fit_devices import fit_devices
@@ -207,14 +209,14 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     question = question.under(framework(layout.framework or FOR_PLANS) if layout.devices else framework_of(layout))
     settings, preset = question.settings, question.preset
     assert question.hardware is not None
-    if layout.anything and layout.devices is None:
+    if layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
     if global_batch is not None:
         if layout.devices is None:
             raise InputError("--global-batch: is of many devices; expected --devices too")
         if settings.phase != "training":
             raise InputError("--global-batch: is of training; expected --users, of each replica")
-    with with_nearest(preset.model, layout, question.tokens):
+    with suggest_nearest_layouts(preset.model, layout, question.tokens):
         one = question.on_one_device()
         if layout.devices is None:
             alone = fit(one, question.hardware)
@@ -235,7 +237,7 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     Raises `InputError` without a number of devices, for another phase, and where no layout can be tried.
     """
     from ..frameworks.registry import FOR_PLANS, framework
-    from ..parallel.nearest import nearest_text
+    from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.plan import plan_of
 
@@ -252,5 +254,5 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     one = question.on_one_device()
     found = plan_of(one, question.hardware, layout, global_batch, rows)
     none = not found.plan.feasible and found.plan.nearest is None
-    nearest = nearest_text(preset.model, layout, one.states.workload.seq) if none else ""
+    nearest = nearest_layouts_text(preset.model, layout, one.states.workload.seq) if none else ""
     return ReportedAnswer(found, lambda: report(preset, found, nearest), bool(found.plan.feasible))

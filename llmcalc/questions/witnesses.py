@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError
 from ..parallel.layout import Layout
-from ..parallel.layout_request import ANY, LayoutRequest
+from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset, about
 
@@ -71,7 +71,7 @@ class Verification:
     every_layer: bool = False
     memory: bool = False
     distributed: bool = False
-    layout: LayoutRequest = ANY
+    layout: LayoutRequest = NO_LAYOUT_OPTIONS
     num_microbatches: int | None = None
 
     def check_targets(self, targets: bool) -> None:
@@ -82,7 +82,7 @@ class Verification:
         if self.everything == targets:
             raise InputError("verify: expected TARGET... or --all")
         if not self.distributed:
-            if self.layout.anything or self.num_microbatches is not None:
+            if self.layout.has_options or self.num_microbatches is not None:
                 raise InputError("verify: options of layouts only apply to --distributed")
             return
         if self.everything:

@@ -20,7 +20,7 @@ from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import Share
+    from ..parallel.rank_model import RankShare
 
 LINE = 80
 SHORT = 30
@@ -50,7 +50,7 @@ def report(
     latex: bool = False,
     records: bool = False,
     bibtex: bool = False,
-    share: Share | None = None,
+    share: RankShare | None = None,
 ) -> Report:
     """The answer as data and for people. latex: LaTeX in place of tables. bibtex: with BibTeX entries of its sources.
     records: one row a formula, for CSV and Markdown. share: of which rank it is; by default of the whole model.
@@ -141,7 +141,7 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
+def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
     """One table a node; places where it has the same formulas share one."""
     tables: list[Table] = []
     for section in explanation.sections:
@@ -157,11 +157,11 @@ def _nodes(preset: Preset, explanation: Explanation, share: Share | None) -> lis
         notes = [_where(section), f"source: {source}" if source else ""]
         aside = with_rank(headline(preset.model), share) if first else ""
         tables.append(Table(preset.display if first else "", columns, rows, aside, said(notes)))
-    of_rank = share_notes(share)
-    return noted([*tables, *_legend(explanation)], [*of_rank, *_training(explanation), *_conventions(explanation)])
+    rank_model = share_notes(share)
+    return noted([*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)])
 
 
-def _whole(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
+def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
     """One table a quantity: every component of one layer of each kind, then the model."""
     tables: list[Table] = []
     model = explanation.sections[-1]
@@ -364,7 +364,7 @@ def _training(explanation: Explanation) -> list[str]:
 # --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
-def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: Share | None) -> Table:
+def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: RankShare | None) -> Table:
     cells = [[row[c.key] for c in RECORDS] for row in rows]
     return Table(
         preset.display,
@@ -375,7 +375,7 @@ def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]
     )
 
 
-def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: Share | None) -> str:
+def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
     r"""An `align*` environment per node, ready to paste; amsmath is all it needs. Sources follow, as comments.
 
     bibtex: with the entries of the papers among them.

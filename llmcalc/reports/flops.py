@@ -39,13 +39,13 @@ from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import Share
+    from ..parallel.rank_model import RankShare
 
 PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
 
 
-def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: Share | None = None) -> Report:
+def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: RankShare | None = None) -> Report:
     """The answer as data and as a table; where rules of thumb were asked for, their table comes first.
 
     share: of which rank it is; by default of the whole model.
@@ -89,7 +89,7 @@ def _without_towers(tree: Node) -> Node:
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
-def _rank_notes(share: Share | None) -> list[str]:
+def _rank_notes(share: RankShare | None) -> list[str]:
     """What a rank computes, of which tokens."""
     if share is None:
         return []
@@ -101,7 +101,7 @@ def _rank_notes(share: Share | None) -> list[str]:
     ]
 
 
-def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: Share | None) -> Table:
+def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
     total, tokens, w = count.total, count.tokens, count.workload
     whole, each = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
@@ -253,7 +253,7 @@ class Flops(Answer, FlopCount):
     """
 
     preset: Preset = OF_A_MODEL
-    share: Share | None = field(default=None, repr=False, compare=False)
+    share: RankShare | None = field(default=None, repr=False, compare=False)
     rules: Sequence[Rule] = ()
 
     def report(self) -> Report:

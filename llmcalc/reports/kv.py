@@ -19,13 +19,13 @@ from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import Share
+    from ..parallel.rank_model import RankShare
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
 """What-ifs are shown in these, and in the asked one before them where it is another."""
 
 
-def report(preset: Preset, cache: CacheSize, share: Share | None = None) -> Report:
+def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
     """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth.
 
     share: of which rank it is; by default of the whole model.
@@ -75,11 +75,11 @@ def _dtypes(cache: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
+def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
     """What the ranks of a tensor group cache together, where some of them cache the same."""
     if share is None:
         return []
-    whole = bits_to_bytes(share.model.alone.total(cache_bits_of(cache.dtype), RunConfig(cache.workload)))
+    whole = bits_to_bytes(share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload)))
     copies = cache.bytes * share.layout.tp / whole if whole else 1
     return [
         *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
@@ -87,7 +87,7 @@ def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
     ]
 
 
-def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: Share | None) -> Table:
+def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: RankShare | None) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
@@ -176,7 +176,7 @@ class Cache(Answer, CacheSize):
     """The cache of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
 
     preset: Preset = OF_A_MODEL
-    share: Share | None = field(default=None, repr=False, compare=False)
+    share: RankShare | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
         return report(self.preset, self, self.share)

@@ -22,7 +22,7 @@ from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import Share
+    from ..parallel.rank_model import RankShare
 
 CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
@@ -36,7 +36,7 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, count: ParameterCount, share: Share | None = None) -> Report:
+def report(preset: Preset, count: ParameterCount, share: RankShare | None = None) -> Report:
     """The answer as data and as a table. share: of which rank it is; by default of the whole model."""
     total = count.total
     data = {
@@ -129,7 +129,7 @@ def _with_bars(parts: Sequence[Part]) -> list[Row]:
     return rows
 
 
-def _notes(preset: Preset, count: ParameterCount, share: Share | None) -> list[str]:
+def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
     notes = _published(preset, count) if share is None else _of_rank(preset, count, share)
     for option, size in count.left_out.items():
         notes.append(
@@ -152,7 +152,7 @@ def _notes(preset: Preset, count: ParameterCount, share: Share | None) -> list[s
     return said(notes)
 
 
-def _of_rank(preset: Preset, count: ParameterCount, share: Share) -> list[str]:
+def _of_rank(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
     """Which rank it is, what it shares with others, and the whole model."""
     whole = preset.model.tree().total(total_of, include=count.include)
     spec, chunks = preset.model, share.model.chunks
@@ -226,7 +226,7 @@ class Params(Answer, ParameterCount):
     """Parameters of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
 
     preset: Preset = OF_A_MODEL
-    share: Share | None = field(default=None, repr=False, compare=False)
+    share: RankShare | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
         return report(self.preset, self, self.share)

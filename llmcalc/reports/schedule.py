@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .. import units
 from ..parallel.layout import Layout, Schedule
-from ..parallel.schedules import InFlight, Kind, Span, Timetable, schedule_of
+from ..parallel.schedules import InFlight, Kind, Span, Timetable, effective_schedule
 from .document import Column, Report, Row, Table
 from .formats.pipe import GAP, INDENT, width_of_terminal
 
@@ -40,7 +40,7 @@ def title(layout: Layout, timetable: Timetable) -> str:
     if layout.pp == 1:
         return f"No pipeline, {many}"
     chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
-    return f"{NAMES[schedule_of(layout)]} on {layout.pp} ranks{chunks}, {many}"
+    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks}, {many}"
 
 
 def kinds_of(timetable: Timetable) -> list[Kind]:
@@ -52,7 +52,7 @@ def kinds_of(timetable: Timetable) -> list[Kind]:
 def costs_text(timetable: Timetable) -> str:
     """`F 1, B 2, a send 0`: how long each takes."""
     costs = timetable.costs
-    passes = [f"{kind} {costs.of(kind):g}" for kind in kinds_of(timetable)]
+    passes = [f"{kind} {costs.duration(kind):g}" for kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
@@ -71,7 +71,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     several = pipeline.chunks > 1
     columns = [Column("rank", "rank"), *([Column("stage", "stage")] if several else [])]
     peak = Column("in_flight", "peak")
-    held = [pipeline.fullest(rank)[1] for rank in range(pipeline.ranks)]
+    held = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peaks = [[in_flight_text(one, chunk) for chunk in range(pipeline.chunks)] for one in held]
     beside = [len(column.title) for column in columns] + [max(len(peak.title), *(len(t) for ts in peaks for t in ts))]
     chart = Chart.of(timetable, width - len(INDENT) - sum(beside) - len(GAP) * len(beside))
@@ -119,7 +119,7 @@ class Chart(NamedTuple):
     @classmethod
     def of(cls, timetable: Timetable, room: int) -> Chart:
         """So wide that the shortest pass has room for its name; the beginning and the end where that is too wide."""
-        shortest = min(timetable.costs.of(a.kind) for order in timetable.pipeline.orders for a in order)
+        shortest = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
         letters = 1 + len(str(timetable.pipeline.micro_batches - 1))
         scale = letters / shortest
         whole = round(timetable.time * scale)
@@ -159,7 +159,7 @@ def data(layout: Layout, timetable: Timetable) -> dict[str, object]:
     """The fields of the document."""
     pipeline = timetable.pipeline
     return {
-        "schedule": schedule_of(layout),
+        "schedule": effective_schedule(layout),
         "pp": layout.pp,
         "vpp": layout.vpp,
         "num_microbatches": pipeline.micro_batches,

@@ -11,7 +11,7 @@ from .notes import plural
 if TYPE_CHECKING:
     from ..algebra import Number
     from ..parallel.layout import Layout
-    from ..parallel.rank_model import Share
+    from ..parallel.rank_model import RankShare
 
 
 def layout_text(layout: Layout) -> str:
@@ -37,17 +37,17 @@ def _groups(layout: Layout) -> list[str]:
     return words
 
 
-def share_data(share: Share | None) -> dict[str, Any]:
+def share_data(share: RankShare | None) -> dict[str, Any]:
     """What a document of one rank has beside that of a whole model."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
-def with_rank(aside: str, share: Share | None) -> str:
+def with_rank(aside: str, share: RankShare | None) -> str:
     """`decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return aside if share is None else f"{aside}; {rank_text(share)}"
 
 
-def rank_text(share: Share) -> str:
+def rank_text(share: RankShare) -> str:
     """`rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, chunks = share.layout, share.model.chunks
     where = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
@@ -56,7 +56,7 @@ def rank_text(share: Share) -> str:
     return f"{where}, layers {spans(chunks.layers)}" if chunks.layers else f"{where}, no layers"
 
 
-def share_notes(share: Share | None, *more: str) -> list[str]:
+def share_notes(share: RankShare | None, *more: str) -> list[str]:
     """Of which rank the numbers are, and why of this one. more: what is to be said of ranks besides."""
     if share is None:
         return []

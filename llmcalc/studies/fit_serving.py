@@ -13,8 +13,8 @@ from ..frameworks.registry import framework_of, layout_of
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.rank_model import axes_of_model
-from ..parallel.search import HEADS, WIDTHS, refusal, shared_out
+from ..parallel.rank_model import model_axes
+from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
 from .fit import Change, Fitting, fit
 
 NODE = 8
@@ -84,7 +84,7 @@ def fit_serving(one: Memory, hardware: Hardware, asked: LayoutRequest) -> Servin
 def _layouts(one: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
     """The layouts of so many devices, those with most replicas first, and of those the ones with the fewest stages."""
     spec = one.spec
-    layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), axes_of_model(spec)
+    layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
     stages = divisors(devices, layers) if asked.pp is None else [asked.pp]
     tensors = divisors(devices, NODE) if asked.tp is None else [asked.tp]
     replicas = sorted((tp * pp, pp, tp) for pp in stages for tp in tensors if devices % (tp * pp) == 0)
@@ -92,7 +92,7 @@ def _layouts(one: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout
         dp = devices // each
         if pp > layers or asked.dp not in (None, dp):
             continue
-        split = asked.pp_layout or (None if layers % pp == 0 else shared_out(layers, pp))
+        split = asked.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
         try:
             given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
             layout = layout_of(given)

@@ -202,7 +202,7 @@ def replayed(
     """
     cluster = Cluster.of(one.with_(num_microbatches=micro_batches), layout, framework, version)
     if enough is not None and layout.pp > 1:
-        first = cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
+        first = cluster.rank_model(layout.rank(pp=stage), one.runtime).device.device_bytes
         if first > enough:
             return first
     return cluster.device_rank.device.device_bytes

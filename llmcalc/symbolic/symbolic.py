@@ -148,7 +148,7 @@ def _rank_in_letters(rank: RankModel, pick: Pick, symbol: Callable[[str, str, Nu
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     lettered = _lettered(rank, traced)
     assert isinstance(lettered, RankModel)
-    written: Node = _written(lettered.in_letters(replace(layout, **degrees)).tree())
+    written: Node = _written(lettered.with_symbols(replace(layout, **degrees)).tree())
     return written
 
 

@@ -20,7 +20,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.rank_model import of_rank
+from llmcalc.parallel.rank_model import rank_model
 from llmcalc.witnesses.distributed.parallel import divide_products, keep_stage
 from llmcalc.witnesses.distributed.rank import OnRank
 from tests.comparisons import compares, under
@@ -45,12 +45,12 @@ def tiny(**changes: Any) -> ModelSpec:
 def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:
     """The reference on one rank of a fake process group: set-up, a prefill and a decoding step."""
     dtype = getattr(torch, inference.dtype)
-    with fake_rank(layout.at(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
+    with fake_rank(layout.coordinates(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
         mesh = init_device_mesh("cpu", (layout.tp,))
         module: Any = spec.reference().to(dtype)
         mode, peaks, store = OnRank(), dict[str, int](), dict[Any, Any]()
         with mode, torch.no_grad():
-            share = of_rank(spec, layout, rank).chunks
+            share = rank_model(spec, layout, rank).chunks
             if layout.pp > 1:
                 own = range(share.layers[0], share.layers[-1] + 1)
                 keep_stage(module, own, share.first, share.last)
@@ -90,13 +90,13 @@ MODELS = {
 @pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
 def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
     spec, inference, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
-    assert replayed(of_rank(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
+    assert replayed(rank_model(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
     spec, inference, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
-    assert replayed(of_rank(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
+    assert replayed(rank_model(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 
 def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:
@@ -109,7 +109,7 @@ def test_every_rank_holds_its_share(phase: Any) -> None:
     cluster = memory_of(spec, layout, phase=phase, seq=4096, batch=2)
     assert [one.rank for one in cluster.by_rank] == [0, 4, 7]
     for one in cluster.by_rank:
-        share = of_rank(spec, layout, one.rank)
+        share = rank_model(spec, layout, one.rank)
         assert one.device.by_kind["weights"] == 2 * params(share).total
         block = 4096 + 16 * (phase == "decode")  # a step adds a token, in a block of its own with a paged cache
         assert one.device.by_kind["cache"] in {kv(share, 2, n).bytes for n in (4096, 4097, block)}

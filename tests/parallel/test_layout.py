@@ -11,20 +11,20 @@ from llmcalc.parallel.layout_request import LayoutRequest
 
 def test_every_rank_stands_somewhere_else() -> None:
     layout = Layout(tp=2, cp=2, pp=3, dp=4, ep=4, etp=1)
-    places = {layout.at(rank) for rank in range(layout.world)}
+    places = {layout.coordinates(rank) for rank in range(layout.world)}
     assert len(places) == layout.world == 48
     assert {(at.tp, at.cp, at.dp, at.pp) for at in places} == {
         (tp, cp, dp, pp) for tp in range(2) for cp in range(2) for dp in range(4) for pp in range(3)
     }
     for rank in range(layout.world):
-        at = layout.at(rank)
+        at = layout.coordinates(rank)
         assert layout.rank(at.tp, at.cp, at.dp, at.pp) == rank
 
 
 def test_neighbours_are_of_one_tensor_group() -> None:
     """Order tp-cp-ep-dp-pp (Megatron-LM, parallel_state.py): ranks 0 and 1 share heads, 0 and 2 a sequence."""
     layout = Layout(tp=2, cp=2, dp=2, pp=2)
-    assert [layout.at(rank)[:4] for rank in (0, 1, 2, 4, 8)] == [
+    assert [layout.coordinates(rank)[:4] for rank in (0, 1, 2, 4, 8)] == [
         (0, 0, 0, 0),
         (1, 0, 0, 0),
         (0, 1, 0, 0),
@@ -36,8 +36,8 @@ def test_neighbours_are_of_one_tensor_group() -> None:
 def test_experts_have_groups_of_their_own() -> None:
     layout = Layout(tp=4, dp=4, ep=8, etp=1)
     assert (layout.expert_dp, layout.expert_shards, layout.shards) == (2, 2, 4)
-    assert [layout.at(rank).ep for rank in range(16)] == [*range(8), *range(8)]
-    assert [layout.at(rank).edp for rank in range(16)] == [0] * 8 + [1] * 8
+    assert [layout.coordinates(rank).ep for rank in range(16)] == [*range(8), *range(8)]
+    assert [layout.coordinates(rank).edp for rank in range(16)] == [0] * 8 + [1] * 8
 
 
 def test_stages_are_even_or_as_asked() -> None:

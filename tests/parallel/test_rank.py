@@ -25,7 +25,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
-from llmcalc.parallel.weight_shards import Held, held, shard_rows
+from llmcalc.parallel.weight_shards import WeightShard, shard_rows, weight_shards
 from llmcalc.sources.presets import load_preset
 from tests.parallel.fake_ranks import fake_rank
 
@@ -125,8 +125,8 @@ def measured(model: nn.Module) -> Counter[tuple[str, tuple[int, ...], int]]:
 def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, tuple[int, ...], int]]:
     """The same from the rank's program. Every rank keeps as many rows as the first; the last ones do not fill them."""
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-    for one in held(rank_program(spec, layout, rank)):
-        at = layout.at(rank)
+    for one in weight_shards(rank_program(spec, layout, rank)):
+        at = layout.coordinates(rank)
         ranks = layout.expert_shards if one.expert else layout.shards
         index = (at.edp if one.expert else at.dp * layout.cp + at.cp) % ranks  # replicas of all parts are outermost
         rows, *rest = one.tensor.shape
@@ -137,7 +137,7 @@ def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, t
     return found
 
 
-def paths(one: Held) -> Iterator[str]:
+def paths(one: WeightShard) -> Iterator[str]:
     """The modules that have such a parameter each."""
     every = [""]
     for name, indices in one.path:

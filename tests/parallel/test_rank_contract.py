@@ -21,10 +21,10 @@ from llmcalc.errors import InputError
 from llmcalc.flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
-from llmcalc.parallel.layout import ALONE, Layout, stages
+from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
 from llmcalc.parallel.placements import Placements
-from llmcalc.parallel.rank_program import RankFlow, Shard, axes_of, is_divided, rank_program
-from llmcalc.parallel.weight_shards import held
+from llmcalc.parallel.rank_program import RankFlow, Shard, flat_axes, is_divided, rank_program
+from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
@@ -116,7 +116,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
-    return any(isinstance(axis, Shard) and axis.size * axis.degree > axis.whole for axis in axes_of(shape))
+    return any(isinstance(axis, Shard) and axis.size * axis.degree > axis.whole for axis in flat_axes(shape))
 
 
 def _check_tensor(path: str, whole: tuple[int, ...], ranks: list[tuple[int, ...]], copies: bool) -> None:
@@ -171,11 +171,11 @@ def test_experts_of_all_ranks_are_those_of_the_model(ep: int) -> None:
     for name, example in EXAMPLES.items():
         spec = around_a_model(example)
         try:
-            ranks = [held(rank_program(spec, layout, rank), EVERY_PART) for rank in range(ep)]
+            ranks = [weight_shards(rank_program(spec, layout, rank), EVERY_PART) for rank in range(ep)]
         except InputError as error:
             refused.append(str(error))
             continue
-        model = held(rank_program(spec, ALONE), EVERY_PART)
+        model = weight_shards(rank_program(spec, ONE_DEVICE), EVERY_PART)
         for whole, *parts_of in zip(model, *ranks, strict=True):
             number = ep if parts_of[0].expert else 1
             assert [one.elements * number for one in parts_of] == [whole.elements] * ep, name
@@ -223,9 +223,9 @@ def test_multi_token_prediction_is_on_the_last_stage() -> None:
     ]
     assert "mtp" not in names[0]
     assert {"lm_head", "mtp", "embed_tokens"} <= {*names[1]}
-    tables = [one for one in held(last, EVERY_PART) if one.path == (("embed_tokens", None),)]
+    tables = [one for one in weight_shards(last, EVERY_PART) if one.path == (("embed_tokens", None),)]
     assert [one.tensor.shape for one in tables] == [(129280, 7168)]
-    assert not [one for one in held(last) if one.path == (("embed_tokens", None),)]
+    assert not [one for one in weight_shards(last) if one.path == (("embed_tokens", None),)]
 
 
 def test_a_stage_without_layers_has_the_embedding_or_the_loss() -> None:

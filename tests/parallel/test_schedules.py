@@ -111,7 +111,7 @@ def test_zb_h1_keeps_what_1f1b_keeps_and_waits_a_third(p: int, m: int) -> None:
     assert most(found.pipeline) == [p] * p
     assert max(most(plain.pipeline)) == p
     assert found.idle * 3 == pytest.approx(plain.idle)
-    held = [found.pipeline.fullest(rank)[1] for rank in range(p)]
+    held = [found.pipeline.peak_in_flight(rank)[1] for rank in range(p)]
     assert held == [InFlight((p - rank,), (rank,)) for rank in range(p)]  # later workers keep weights' inputs alone
     uneven = ran(m, Costs(4, 3, 2), pp=p, schedule="zb-h1")  # W < B < F
     assert uneven.idle == pytest.approx((p - 1) * (4 + 3 - 2))
@@ -300,13 +300,13 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
     p = found.pipeline
     for rank in range(p.ranks):
         course = [held for _, held in p.in_flight(rank)]
-        assert max(held.total for held in course) == p.most_in_flight(rank) == p.fullest(rank)[0]
-        peak, held = p.fullest(rank)
+        assert max(held.total for held in course) == p.most_in_flight(rank) == p.peak_in_flight(rank)[0]
+        peak, held = p.peak_in_flight(rank)
         assert held in course
         assert held.total == peak
         sizes, rest = range(3, 3 + p.chunks), [1] * p.chunks
         weighed = [sum(a * n for a, n in zip(sizes, held.whole, strict=True)) + sum(held.weights) for held in course]
-        assert p.fullest(rank, sizes, rest)[0] == max(weighed)
+        assert p.peak_in_flight(rank, sizes, rest)[0] == max(weighed)
         assert all(min(*held.whole, *held.weights) >= 0 for held in course)
 
 

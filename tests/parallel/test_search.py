@@ -14,14 +14,14 @@ from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.divisors import divisors
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.nearest import nearest, with_nearest
-from llmcalc.parallel.rank_model import of_rank
-from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, search, shared_out
+from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
+from llmcalc.parallel.rank_model import rank_model
+from llmcalc.parallel.search import BATCH, HEADS, LAYERS, ROUNDS, SEQUENCE, even_stage_sizes, search
 
 
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 8), (7, 7), (5, 2), (80, 6)])
 def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: int) -> None:
-    sizes = shared_out(layers, count)
+    sizes = even_stage_sizes(layers, count)
     assert sum(sizes) == layers
     assert max(sizes) - min(sizes) <= 1
     assert sizes[-1] == min(sizes)
@@ -50,7 +50,7 @@ def test_refusals_say_why() -> None:
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
-    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, asked=LayoutRequest(tp=8, vpp=1))
+    found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, request=LayoutRequest(tp=8, vpp=1))
     assert {(layout.tp, layout.vpp) for layout, _ in found.found} == {(8, 1)}
     assert len({layout.pp for layout, _ in found.found}) > 1
 
@@ -117,7 +117,9 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     ],
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
-    found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, asked=asked)
+    found = search(
+        llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, request=asked
+    )
     assert found.found
     assert all(holds(layout) for layout, _ in found.found)
 
@@ -206,7 +208,7 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         1,
         4096,
         framework_named("megatron").layouts,
-        asked=LayoutRequest(prefetch=2),
+        request=LayoutRequest(prefetch=2),
     )
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
     assert not found.found
@@ -215,8 +217,8 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
 def test_the_nearest_layouts_divide_the_tokens() -> None:
     """Nine heads are divided by 3, and 2,048 tokens are not."""
     spec, asked = llmcalc.load("smollm-135m").model, LayoutRequest(tp=2, sequence_parallel=True)
-    assert {layout.tp for layout in islice(nearest(spec, asked), 5)} >= {3}
-    assert {layout.tp for layout in islice(nearest(spec, asked, 2048), 5)} == {1}
+    assert {layout.tp for layout in islice(nearest_layouts(spec, asked), 5)} >= {3}
+    assert {layout.tp for layout in islice(nearest_layouts(spec, asked, 2048), 5)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -234,17 +236,20 @@ def test_the_nearest_layouts_divide_the_tokens() -> None:
 )
 def test_an_impossible_layout_is_told_the_nearest(name: str, asked: LayoutRequest, first: str) -> None:
     spec = llmcalc.load(name).model
-    with pytest.raises(InputError) as error, with_nearest(spec, asked):
-        of_rank(spec, asked.layout(), 0).program()
+    with pytest.raises(InputError) as error, suggest_nearest_layouts(spec, asked):
+        rank_model(spec, asked.layout(), 0).program()
     found = str(error.value).partition("; nearest layouts: ")[2].split("; ")
     assert len(found) == 3
     assert first in found[:2]
-    for layout in islice(nearest(spec, asked), 3):
+    for layout in islice(nearest_layouts(spec, asked), 3):
         for stage in range(layout.pp):
-            of_rank(spec, layout, layout.rank(pp=stage)).program()
+            rank_model(spec, layout, layout.rank(pp=stage)).program()
 
 
 def test_other_errors_are_left_as_they_are() -> None:
     spec = llmcalc.load("t5-small").model
-    with pytest.raises(InputError, match=r"not modelled; expected --pp 1$"), with_nearest(spec, LayoutRequest(pp=2)):
-        of_rank(spec, Layout(pp=2), 1).program()
+    with (
+        pytest.raises(InputError, match=r"not modelled; expected --pp 1$"),
+        suggest_nearest_layouts(spec, LayoutRequest(pp=2)),
+    ):
+        rank_model(spec, Layout(pp=2), 1).program()

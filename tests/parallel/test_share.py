@@ -13,7 +13,7 @@ from llmcalc.costs.flops import flops, sight_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.rank_model import RankModel, Share, heaviest, of_rank
+from llmcalc.parallel.rank_model import RankModel, RankShare, heaviest_rank, rank_model
 from llmcalc.symbolic.explain import explain
 
 MODELS = [
@@ -33,7 +33,7 @@ def model(name: str) -> ModelSpec:
 
 
 def ranks(spec: ModelSpec, layout: Layout) -> list[RankModel]:
-    return [of_rank(spec, layout, rank) for rank in range(layout.world)]
+    return [rank_model(spec, layout, rank) for rank in range(layout.world)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,15 +71,15 @@ def test_products_of_a_tensor_group_are_the_models() -> None:
         spec = model(name)
         run = sight_of(spec, phase="training")
         whole = flops(spec, run).total
-        each = flops(of_rank(spec, Layout(tp=4), 1), run).total
+        each = flops(rank_model(spec, Layout(tp=4), 1), run).total
         assert (4 * each > whole) == bool(alike)
-        assert 4 * flops(of_rank(spec, Layout(tp=4, sequence_parallel=True), 1), run).total == whole
+        assert 4 * flops(rank_model(spec, Layout(tp=4, sequence_parallel=True), 1), run).total == whole
 
 
 def test_sequences_are_divided_evenly() -> None:
     spec = model("llama3-8b")
     run = sight_of(spec, seq=4096, phase="training")
-    share = Share(of_rank(spec, Layout(cp=4), 2), "")
+    share = RankShare(rank_model(spec, Layout(cp=4), 2), "")
     assert 4 * flops(share.model, share.run_config(run)).total == flops(spec, run).total
 
 
@@ -105,17 +105,22 @@ def test_experts_of_all_ranks_are_the_models(layout: Layout) -> None:
 
 def test_key_heads_fewer_than_ranks_are_copied() -> None:
     spec = model("llama3-8b")  # 8 key heads
-    assert [kv(of_rank(spec, Layout(tp=tp), 0)).bytes * tp // kv(spec).bytes for tp in (4, 8, 16, 32)] == [1, 1, 2, 4]
-    copied = of_rank(spec, Layout(tp=16), 0).copied()
+    assert [kv(rank_model(spec, Layout(tp=tp), 0)).bytes * tp // kv(spec).bytes for tp in (4, 8, 16, 32)] == [
+        1,
+        1,
+        2,
+        4,
+    ]
+    copied = rank_model(spec, Layout(tp=16), 0).copied()
     assert copied["attention"] == 32 * 2 * 4096 * 128  # one key and one value head in each layer
 
 
 def test_the_rank_that_has_most_is_found() -> None:
     spec = model("llama3-8b")
     layout = Layout(tp=2, pp=4)
-    assert heaviest(spec, layout, lambda one: params(one).total).rank == 6  # the head and a norm
-    assert heaviest(spec, layout, lambda one: flops(one, sight_of(one)).total).rank == 6  # the head's products
-    assert heaviest(spec, layout, lambda one: kv(one).bytes).rank == 0
+    assert heaviest_rank(spec, layout, lambda one: params(one).total).rank == 6  # the head and a norm
+    assert heaviest_rank(spec, layout, lambda one: flops(one, sight_of(one)).total).rank == 6  # the head's products
+    assert heaviest_rank(spec, layout, lambda one: kv(one).bytes).rank == 0
 
 
 def test_formulas_of_a_rank_give_its_counts() -> None:
@@ -129,7 +134,7 @@ def test_formulas_of_a_rank_give_its_counts() -> None:
         ("t5-small", Layout(tp=4), 1),
         ("qwen3.5-9b", Layout(tp=2), 1),
     ):
-        one = of_rank(model(name), layout, rank)
+        one = rank_model(model(name), layout, rank)
         found = explain(one)
         by_quantity = {formula.quantity: formula for formula in found.sections[-1].formulas}
         assert by_quantity["params"].value == params(one).total, name

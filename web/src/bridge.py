@@ -64,11 +64,11 @@ def exact(data: Any, path: str = "") -> dict[str, str]:
 @lru_cache(maxsize=32)
 def _loaded(model: str) -> Preset:
     """The model. model: JSON; the name of a preset, or a config's text and what to call it."""
-    asked = json.loads(model)
-    if isinstance(asked, str):
-        return load(asked)
-    name = asked.get("name") or "config.json"
-    return load_text(asked["config"], name, name)
+    target = json.loads(model)
+    if isinstance(target, str):
+        return load(target)
+    name = target.get("name") or "config.json"
+    return load_text(target["config"], name, name)
 
 
 def _or_error(ask: Callable[[], Report]) -> dict[str, Any]:

@@ -313,7 +313,7 @@ class Attention(TokenMixer):
             nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
             _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: the layer is recorded alone
-            return keys.seen(*f.own((heads, dim))), values.seen(*f.own((heads, size)))
+            return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
         with f.function():
             raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
-from ...parallel.weight_shards import Held
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
+from ...parallel.weight_shards import WeightShard
 
 BUCKET = 5 * 10**8
 """Elements of gradients that are summed at once (`reduce_bucket_size`)."""
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """The messages for weights that the same ranks hold."""
     stage, ranks, width = group.layout.zero, group.ranks, group.width
     if not stage:
@@ -25,7 +25,7 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     times = group.chunk.batches if stage >= 2 else 1
     for size in _buckets(group.elements):
         yield ranks.message("reduce_scatter", size * width, times)
-        yield ranks.summed(size * width // ranks.shards, times)
+        yield ranks.replica_all_reduce(size * width // ranks.shards, times)
     if stage < 3:
         yield ranks.message("all_gather", group.elements * width, 1)
         return
@@ -34,9 +34,9 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
         yield ranks.message("all_gather", size * width, 2 * group.chunk.batches * weights[0].count)
 
 
-def _by_module(weights: list[Held]) -> list[list[Held]]:
+def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
     """The weights of each module."""
-    modules: dict[object, list[Held]] = {}
+    modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
         modules.setdefault(weight.path, []).append(weight)
     return list(modules.values())

@@ -101,7 +101,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     training = one.training()
     if one.settings.master_weights == "none" and training.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
-    found = replay_zero(one.spec, training, settings, layout.dp, layout.at(rank).dp, runtime)
+    found = replay_zero(one.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
     return summarize(found, runtime, layer_stacks(one.spec), known(settings))
 
 

@@ -11,7 +11,7 @@ from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..peak_estimate import BytesPerParameter, PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import Around, Elements, Step, step_of
-from .training import called
+from .training import torchtitan_training
 
 
 def estimate(memory: Memory) -> PeakEstimate:
@@ -21,7 +21,7 @@ def estimate(memory: Memory) -> PeakEstimate:
     if use.has_master:
         wide, states = use.master_weights / n, 0 if use.optimizer is None else use.optimizer.bytes
         each = BytesPerParameter(wide, wide, (use.weights + use.gradients + states) / n - wide)
-    computing, calls = called(memory.spec, training)
+    computing, calls = torchtitan_training(memory.spec, training)
     shards = FLOAT32.name if training.master else training.dtype
     step = step_of(replace(training, dtype=shards, master=False))
     widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes

@@ -1,4 +1,4 @@
-"""How the runs of FSDP2 are known: what torch's FSDPMemTracker has seen, and its own pipeline of wrapped stages."""
+"""The verification status of FSDP2 runs: comparisons with FSDPMemTracker and torch's pipeline of wrapped stages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LLAMA = (
 
 
 def _compared(
-    name: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
+    measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
 ) -> FrameworkEvidence:
-    """The runs that a test compares with a measurement of that name. source: where all others were read."""
-    witness = Witness("exact", name, test)
+    """The evidence of runs that a test compares with a measurement. source: torch's source code for other runs."""
+    witness = Witness("exact", measurement, test)
     return FrameworkEvidence(
         name="fsdp2",
         witness=witness,
@@ -89,7 +89,7 @@ SHARDED = _compared(
     ("adamw", "sgd"),
     "torch/distributed/fsdp/_fully_shard",
 )
-"""Weights sharded over ranks."""
+"""Evidence for runs with sharded weights."""
 
 PIPED = _compared(
     "torch's PipelineStage under fully_shard on a fake process group",
@@ -98,7 +98,7 @@ PIPED = _compared(
     ("adamw",),
     "torch/distributed/pipelining/stage.py and fsdp/_fully_shard",
 )
-"""Ranks of a pipeline."""
+"""Evidence for ranks of a pipeline."""
 
 DIVIDED = _compared(
     "torch's FSDPMemTracker on a fake process group",
@@ -107,11 +107,11 @@ DIVIDED = _compared(
     ("adamw",),
     "torch/distributed/tensor and fsdp/_fully_shard",
 )
-"""Ranks of tensor parallelism."""
+"""Evidence for ranks of tensor parallelism."""
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """How a run in a layout is known."""
+    """The evidence for a run in a layout."""
     if layout.pp > 1:
         return PIPED
     return DIVIDED if layout.tp > 1 else SHARDED

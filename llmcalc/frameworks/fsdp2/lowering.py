@@ -1,7 +1,7 @@
 """Runs a model whose layers are wrapped by `fully_shard`, each by itself, and then the model around them.
 
-The hooks of a group stand around its module: outside of a checkpoint in it, as in torchtitan
-(torchtitan/models/llama3/infra/parallelize.py). What a layer reads beside its input passes no hooks.
+The hooks of a group run around its module, outside of a checkpoint inside it, as in torchtitan
+(torchtitan/models/llama3/infra/parallelize.py). Further inputs of a layer pass no hooks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .param_groups import Group, Parameter, Traffic
 
 
 class Layer(NamedTuple):
-    """A layer. path: that of the layers of its stack. turn: its index."""
+    """A layer of a stack. path: the path of the stack's layers. turn: the index of the layer."""
 
     path: str
     turn: int
 
 
 MODEL = Layer("", -1)
-"""What is in no other group."""
+"""The group of all parameters outside of other groups."""
 
 EMBEDDING, HEAD = Layer("embed_tokens", -1), Layer("norm, lm_head", -1)
-"""The embedding, and the last norm with the output layer: groups of their own in torchtitan since 2025-07-28."""
+"""The embedding, and the last norm with the output layer: separate groups in torchtitan since 2025-07-28."""
 
 IN_HEAD = ("norm", "lm_head")
 """The modules of `HEAD`, of which a model has one or both."""
 
 
-IN_TITAN = {
+TORCHTITAN_NAMES = {
     "q_proj": "attention.wq",
     "k_proj": "attention.wk",
     "v_proj": "attention.wv",
@@ -49,18 +49,19 @@ IN_TITAN = {
     "up_proj": "feed_forward.w3",
     "lm_head": "output",
 }
-"""A linear layer → its name in torchtitan, with that of its module, as jobs name layers (models/llama3/model.py)."""
+"""A linear layer → its path below a layer in torchtitan (models/llama3/model.py)."""
 
 SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
-class Sharded(RingAttention):
-    """Runs a program whose parameters are in groups.
+class FsdpProfile(RingAttention):
+    """Runs a program whose parameters are sharded in groups.
 
-    traffic: what the groups share; None in a run that only finds the parameters.
-    layer_paths: of each stack, the path of its layers. splits: whether embedding and head are groups of their own.
-    groups: the group of each layer, and those around them; that of the model first.
-    sharded: the parameters by their paths, in the order in which the program uses them.
+    traffic: the communication state of the groups; None in a run that only lists the parameters.
+    layer_paths: per stack, the path of its layers.
+    splits: whether embedding and head are separate groups.
+    groups: the group of the model first, and the group of each layer.
+    sharded: the parameters by their paths, in the order of their first use.
     """
 
     traffic: Traffic | None = None
@@ -68,7 +69,7 @@ class Sharded(RingAttention):
     splits = False
 
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """From here on parameters are sharded. splits: whether embedding and head are groups of their own."""
+        """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""
         self.traffic, self.layer_paths, self.splits = traffic, layer_paths, splits
         self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
@@ -77,49 +78,51 @@ class Sharded(RingAttention):
 
     def prepare(self, program: Flow) -> None:
         super().prepare(program)
-        late = norms_of_layers(program)
+        layer_norms = layer_norm_names(program)
         for group in self.groups.values():
-            group.parameters.sort(key=in_group_order([one.path for one in group.parameters], late))
+            group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
         self.in_head = [item.name for item in program.root.items if isinstance(item, Scope) and item.name in IN_HEAD]
 
     def made_parameter(self, key: Path, like: Tensor) -> Tensor:
-        """The gathered form of a parameter, whose shard is made; a buffer is whole on every rank."""
+        """Creates a parameter's shard and returns the whole parameter. A buffer is whole on every rank."""
         assert self.traffic is not None
-        how = self.traffic.how
+        sharding = self.traffic.sharding
         if key in self.buffers:
-            stored = how.frozen or how.dtype
+            stored = sharding.frozen_dtype or sharding.dtype
             return empty(self.graph.meter, like.shape, stored if like.dtype is self.dtype else like.dtype)
         if not like.shape:
-            raise self.unsupported("fully_shard takes no parameter without rows", self.name_of(key))
-        layer = self.layer_of(key)
-        width = FLOAT8.bytes if self.gathers_narrow(key, like) else how.gathered.bytes
-        made = self.sharded[key] = Parameter(self.graph.meter, key, like, how, width, self.gets_partial_sums(key))
+            raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
+        layer = self.parameter_layer(key)
+        width = FLOAT8.bytes if self.gathers_float8(key, like) else sharding.gathered_dtype.bytes
+        parameter = self.sharded[key] = Parameter(
+            self.graph.meter, key, like, sharding, width, self.has_partial_gradient(key)
+        )
         if layer not in self.groups:
             name = layer.path if layer.turn < 0 else f"{layer.path}.{layer.turn}"
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
-        self.groups[layer].parameters.append(made)
-        return made.whole
+        self.groups[layer].parameters.append(parameter)
+        return parameter.whole
 
-    def gathers_narrow(self, key: Path, like: Tensor) -> bool:
-        """Whether a parameter is gathered in 8 bits: the matrix of a linear layer that runs in 8 bits."""
+    def gathers_float8(self, key: Path, like: Tensor) -> bool:
+        """Whether a parameter is gathered in float8: the matrix of a linear layer that computes in float8."""
         assert self.traffic is not None
-        float8 = self.traffic.how.float8
+        float8 = self.traffic.sharding.float8
         if float8 is None or not float8.gathers or len(like.shape) != 2:
             return False
-        name = self.name_of(key).removesuffix(".weight")
+        name = self.parameter_name(key).removesuffix(".weight")
         if name == EMBEDDING.path:
             return False
         rows, columns = self.whole_shape(key, like.shape)
-        return float8.converts(name_in_titan(name), rows, columns)
+        return float8.converts(torchtitan_name(name), rows, columns)
 
     def whole_shape(self, key: Path, shape: Shape) -> Shape:
         """The shape of a parameter before tensor parallelism divides it."""
         return shape
 
-    def gets_partial_sums(self, key: Path) -> bool:
-        """Whether the gradient that a rank has of a whole parameter is a part of a sum over its tensor group."""
+    def has_partial_gradient(self, key: Path) -> bool:
+        """Whether the rank's gradient of a whole parameter is a partial sum over its tensor group."""
         return False
 
     def prepare_unread(self, program: Flow) -> None:
@@ -129,22 +132,22 @@ class Sharded(RingAttention):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """This rank's rows of every trained parameter, with its path."""
-        return [(path, one.own) for path, one in self.sharded.items() if one.own.leaf]
+        """The path and the shard of every trained parameter."""
+        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if self.traffic is not None and key in self.sharded:
-            layer = self.layer_of(key)
+            layer = self.parameter_layer(key)
             if layer.turn >= 0 and layer != self.running:
-                raise self.unsupported(SHARED_LAYERS, self.name_of(key))
+                raise self.unsupported(SHARED_LAYERS, self.parameter_name(key))
         return super().parameter(key, shape, dtype, trained)
 
-    def layer_of(self, key: Path) -> Layer:
-        """The group that a parameter is in."""
+    def parameter_layer(self, key: Path) -> Layer:
+        """The layer or other group of a parameter."""
         if self.splits and len(key) > 1:
-            own = str(key[1]).partition(".")[0]
-            if own == EMBEDDING.path or own in IN_HEAD:
-                return EMBEDDING if own == EMBEDDING.path else HEAD
+            top_module = str(key[1]).partition(".")[0]
+            if top_module == EMBEDDING.path or top_module in IN_HEAD:
+                return EMBEDDING if top_module == EMBEDDING.path else HEAD
         names: list[str] = []
         for part in key[1:]:
             if type(part) is not int:
@@ -153,7 +156,7 @@ class Sharded(RingAttention):
                 return Layer(".".join(names), part)
         return MODEL
 
-    def name_of(self, key: Path) -> str:
+    def parameter_name(self, key: Path) -> str:
         """The path of a parameter in one string."""
         return ".".join(str(part).strip(".") for part in key[1:] if part != "")
 
@@ -161,7 +164,7 @@ class Sharded(RingAttention):
 
     @property
     def running(self) -> Layer:
-        """The layer that runs."""
+        """The layer that is running; `MODEL` outside of layers."""
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []
@@ -170,7 +173,7 @@ class Sharded(RingAttention):
         return MODEL
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """A norm. torchtitan compiles each layer by itself, and no norm outside of them (`apply_compile`)."""
+        """Runs a norm. torchtitan compiles each layer, and no norm outside of layers (`apply_compile`)."""
         choices = self.choices
         if choices.compiled and self.running == MODEL:
             self.choices = replace(choices, compiled=False)
@@ -185,14 +188,14 @@ class Sharded(RingAttention):
         group = self.groups.get(MODEL)
         if group is not None:
             entry = self.given.get(ENTRY) if program.entry is not None else None
-            passed = group.pre_forward(entry)
-            if passed is not None:
-                self.given[ENTRY] = passed
-            del entry, passed
+            gathered_entry = group.pre_forward(entry)
+            if gathered_entry is not None:
+                self.given[ENTRY] = gathered_entry
+            del entry, gathered_entry
         out = super().run(program)
         if group is not None:
             group.post_forward([out, *self.further], last=True)
-        self.traffic.gathered = None  # the last gathering of the forward pass
+        self.traffic.last_gathered = None  # the last gathering of the forward pass
         return out
 
     def step(self, step: Step) -> None:
@@ -214,9 +217,9 @@ class Sharded(RingAttention):
         assert scope.gives is not None
         group = self.groups[HEAD]
         if scope.name == self.in_head[0]:
-            passed = group.pre_forward(self.get(scope.reads))
-            assert passed is not None
-            self.values[id(scope.reads)] = passed
+            cast_input = group.pre_forward(self.get(scope.reads))
+            assert cast_input is not None
+            self.values[id(scope.reads)] = cast_input
         super().module(frame)
         if scope.name == self.in_head[-1]:
             group.post_forward([self.get(scope.gives)])
@@ -229,51 +232,54 @@ class Sharded(RingAttention):
         group, meter = self.groups.get(Layer(path, turn)), self.graph.meter
         if group is None:
             raise self.unsupported(SHARED_LAYERS, frame.scope.name)
-        outside, meter.place = meter.place, Place(meter.place.phase, turn, path)
-        passed = group.pre_forward(x)
-        assert passed is not None
-        out = super().layer(frame, passed)
+        outer_place, meter.place = meter.place, Place(meter.place.phase, turn, path)
+        cast_input = group.pre_forward(x)
+        assert cast_input is not None
+        out = super().layer(frame, cast_input)
         frame.named.clear()  # the variables of its forward pass
         group.post_forward([out])
-        meter.place = outside
+        meter.place = outer_place
         return out
 
 
-def name_in_titan(name: str) -> str:
-    """The path of a linear layer in torchtitan's models; of one that is not known, as it is."""
+def torchtitan_name(name: str) -> str:
+    """The path of a linear layer in torchtitan's models; an unknown path unchanged."""
     *above, last = name.split(".")
-    return ".".join((*above[:-1], IN_TITAN[last])) if last in IN_TITAN else name
+    return ".".join((*above[:-1], TORCHTITAN_NAMES[last])) if last in TORCHTITAN_NAMES else name
 
 
-def norms_of_layers(program: Flow) -> frozenset[str]:
-    """The names of norms that stand right below a layer."""
+def layer_norm_names(program: Flow) -> frozenset[str]:
+    """The names of norms whose parent is a layer."""
     layers = (scope for scope in program.root.scopes() if scope.takes is not None)
     below = (item for scope in layers for item in scope.items if isinstance(item, Scope))
     return frozenset(item.name for item in below if item.about.get("kind") == "norm")
 
 
-def in_group_order(paths: Sequence[Path], late: Collection[str]) -> Callable[[Parameter], tuple[bool, int, bool]]:
-    """A key by which a group's parameters have the order of `nn.Module.named_parameters` (`_get_managed_states`).
+def module_order_key(
+    paths: Sequence[Path], layer_norms: Collection[str]
+) -> Callable[[Parameter], tuple[bool, int, bool]]:
+    """A sort key for a group's parameters: the order of `nn.Module.named_parameters` (`_get_managed_states`).
 
-    The program has them in the order in which they are used. A module has its weight before its bias, and a layer has
-    its sublayers before its own norms, as in transformers, torchtitan and the reference. This matters for the last
-    gradient of a group, which lives longer than the others.
+    The program has parameters in the order of their use. A module has its weight before its bias, and a layer has its
+    sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last
+    gradient of a group lives longer than the others.
 
-    late: the names of these norms.
+    paths: paths of the parameters in the order of their use.
+    layer_norms: names of the norms right below a layer.
     """
-    first: dict[Path, int] = {}
+    module_positions: dict[Path, int] = {}
     for path in paths:
-        first.setdefault(_module_of(path), len(first))
+        module_positions.setdefault(_module_of(path), len(module_positions))
 
-    def key(one: Parameter) -> tuple[bool, int, bool]:
-        turn = next((i for i, part in enumerate(one.path) if type(part) is int), len(one.path))
-        is_late = one.path[turn + 1 : turn + 2] != () and one.path[turn + 1] in late
-        return is_late, first[_module_of(one.path)], str(one.path[-1]).endswith("bias")
+    def key(parameter: Parameter) -> tuple[bool, int, bool]:
+        turn = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
+        is_late = parameter.path[turn + 1 : turn + 2] != () and parameter.path[turn + 1] in layer_norms
+        return is_late, module_positions[_module_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
 
     return key
 
 
 def _module_of(path: Path) -> Path:
-    """The path of the module that has a parameter."""
+    """The path of a parameter's module."""
     *above, last = path
     return (*above, str(last).rpartition(".")[0])

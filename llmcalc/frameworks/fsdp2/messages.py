@@ -1,8 +1,9 @@
 """Messages of FSDP2 for gradients and weights of replicas.
 
-For each micro-batch, every layer's weights before its forward pass and, if they are freed in between, before its
-backward pass, as bfloat16, and the weights outside of layers once; gradients after its backward pass, as float32
-(torchtitan, MixedPrecisionPolicy). In a pipeline once in a step (torch/distributed/pipelining/stage.py).
+Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
+before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the
+backward pass (torchtitan, MixedPrecisionPolicy). In a pipeline all of this happens once per step
+(torch/distributed/pipelining/stage.py).
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 
 from ...algebra import Number
 from ...optional import MTP
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32
 from ...parallel.weight_shards import shard_rows
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
-    """The messages for weights that the same ranks hold: of every layer, and of the weights in none.
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
+    """Yields the messages for the weights of one replica group, layer by layer, then for weights outside of layers.
 
-    All shards are as long as the longest.
+    All shards are padded to the longest.
     """
     layout, ranks = group.layout, group.ranks
     if not layout.zero:
@@ -44,9 +45,9 @@ def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
     for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside, 1, 1)]:
         yield ranks.message("all_gather", size * group.width, count * times * passes)
         yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
-        yield ranks.summed(size * FLOAT32 // ranks.shards, count * passes)
+        yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)
 
 
 def gradient_rules() -> GradientRules:
-    """How gradients are summed over the ranks that hold the same weights."""
+    """The rules by which FSDP2 reduces gradients over replicas."""
     return GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)

@@ -36,36 +36,36 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 class Sharding:
     """How parameters are sharded.
 
-    shards: ranks that hold the parts of a parameter. index: which part this rank holds. replicas: groups of ranks that
-        each hold all parts (HSDP), 1 by default.
-    dtype: number format of the parts, of their gradients and of the optimizer's states.
-    gathered: the format in which parameters are gathered and modules compute.
-    reduced: the format in which gradients are summed.
-    float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
-    tensor: ranks of a tensor group, 1 by default.
-    divides_loss: whether they compute the loss on divided logits, true by default.
-    frozen: the format of the parts of parameters that are not trained; None (default) for that of the others.
-    copies_gathered: of a tensor group, as of `Divided`, false by default.
-    overlaps: whether the products of compiled layers send what they read and give themselves (asynchronous tensor
-        parallelism), false by default.
+    shards: number of shards of a parameter.
+    index: the shard of this rank.
+    replicas: groups of ranks, each with all shards (HSDP), 1 by default.
+    dtype: number format of shards, of their gradients and of the optimizer's states.
+    gathered_dtype: number format in which parameters are gathered and modules compute.
+    reduce_dtype: number format in which gradients are reduced.
+    float8: the linear layers that run in 8 bits; None (default) for none.
+    tensor_ranks: ranks of a tensor group, 1 by default.
+    divides_loss: whether a tensor group computes the loss on divided logits, true by default.
+    frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
+    copies_gathered: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
+    overlaps: whether compiled layers use asynchronous tensor parallelism, false by default.
     """
 
     shards: int
     index: int
     replicas: int
     dtype: Dtype
-    gathered: Dtype
-    reduced: Dtype
+    gathered_dtype: Dtype
+    reduce_dtype: Dtype
     float8: Float8 | None = None
-    tensor: int = 1
+    tensor_ranks: int = 1
     divides_loss: bool = True
-    frozen: Dtype | None = None
+    frozen_dtype: Dtype | None = None
     copies_gathered: bool = False
     overlaps: bool = False
 
 
-class Gathered(Storage):
-    """The memory of a whole parameter, which is there while its group is gathered (`alloc_storage`, `free_storage`)."""
+class GatheredStorage(Storage):
+    """The storage of a whole parameter. It has memory while its group is gathered (`alloc_storage`, `free_storage`)."""
 
     __slots__ = ()
 
@@ -73,12 +73,12 @@ class Gathered(Storage):
         self.meter, self.bytes, self.block = meter, size, None
 
     def fill(self) -> None:
-        """Takes the memory."""
+        """Allocates the memory."""
         with counted_as(self.meter, "weights"):
             self.block = self.meter.allocate(self.bytes)
 
     def clear(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         if self.block is not None:
             self.meter.free(self.block)
             self.block = None
@@ -90,52 +90,55 @@ class Gathered(Storage):
 class Parameter:
     """One parameter of a group (`FSDPParam`).
 
-    path: its path in the model. whole: the gathered one, which modules use and which gets the gradients of this rank.
-    own: this rank's rows, which the optimizer updates; it has no gradient until the sums are there.
-    part: the number of elements of the largest part: that many are kept and sent by every rank.
-    summed: the sum of the gradients of earlier micro-batches, None if they have been reduced.
-    width: bytes of an element that is gathered.
-    partial: whether its gradients on the ranks of a tensor group have to be added up, false by default.
+    path: its path in the model.
+    whole: the gathered parameter, which modules use and which gets the gradients of this rank.
+    shard: this rank's rows, which the optimizer updates. It has a gradient after the reduction.
+    shard_elements: elements of the largest shard, to which all shards are padded.
+    accumulated_grad: the sum of the gradients of earlier micro-batches; None after the reduction.
+    width: bytes per gathered element.
+    has_partial_gradient: whether a tensor group must all-reduce its gradient, false by default.
     """
 
-    __slots__ = ("own", "part", "partial", "path", "summed", "whole", "width")
+    __slots__ = ("accumulated_grad", "has_partial_gradient", "path", "shard", "shard_elements", "whole", "width")
 
     def __init__(
-        self, meter: Meter, path: Path, like: Tensor, how: Sharding, width: int, partial: bool = False
+        self, meter: Meter, path: Path, like: Tensor, sharding: Sharding, width: int, has_partial_gradient: bool = False
     ) -> None:
-        self.partial = partial
-        rows, *rest = like.shape
-        each = ceil_div(rows, how.shards)
-        here = max(0, min(each, rows - how.index * each))
-        self.path, self.part, self.width = path, each * count(tuple(rest)), width
-        dtype = how.dtype if like.leaf else how.frozen or how.dtype
+        self.has_partial_gradient = has_partial_gradient
+        rows, *other_sides = like.shape
+        part_rows = ceil_div(rows, sharding.shards)
+        shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
+        self.path, self.shard_elements, self.width = path, part_rows * count(tuple(other_sides)), width
+        dtype = sharding.dtype if like.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
-            padded = Storage(meter, self.part * dtype.bytes)
-        self.own = Tensor((here, *rest), dtype, padded, leaf=like.leaf)
-        storage = Gathered(meter, self.part * how.shards * width)
-        self.whole = Tensor(like.shape, how.gathered, storage, leaf=like.leaf)
-        self.summed: Tensor | None = None
+            padded = Storage(meter, self.shard_elements * dtype.bytes)
+        self.shard = Tensor((shard_rows, *other_sides), dtype, padded, leaf=like.leaf)
+        storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
+        self.whole = Tensor(like.shape, sharding.gathered_dtype, storage, leaf=like.leaf)
+        self.accumulated_grad: Tensor | None = None
 
 
 class Traffic:
-    """What all groups of a model share (`FSDPCommContext`), and a record of what they send.
+    """The communication state that all groups of a model share (`FSDPCommContext`), and their collectives.
 
-    gathered: the buffer of the last gathering of the forward pass, which the next one frees after its own copies.
-    reducing: the buffers of sums that are under way. order: the groups in the order in which they finished forward.
-    reduces: whether the backward pass sums the gradients of all ranks. reshards: whether it frees whole parameters.
-    ends: whether what is under way is forgotten at its end (`set_is_last_backward`). All true by default.
-    streams: how many streams come before its own, beside the default one; those of another model, 0 by default.
-    sent: the collective operations so far. watch: called before (False) and after (True) each hook of a group, None
-        (default) for nothing.
+    last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
+    reduce_inputs: input buffers of reductions that may still run.
+    forward_order: the groups in the order in which their forward passes ended.
+    reduces: whether the backward pass reduces gradients over ranks, true by default.
+    reshards: whether the backward pass frees whole parameters, true by default.
+    is_last_backward: whether the backward pass ends pending reductions (`set_is_last_backward`), true by default.
+    streams: number of streams before those of this model, without the default stream; 0 by default.
+    collectives: the collectives so far.
+    watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
-    def __init__(self, graph: Graph, how: Sharding, streams: int = 0) -> None:
-        self.graph, self.how, self.streams = graph, how, streams
-        self.gathered: Storage | None = None
-        self.reducing: list[Storage] = []
-        self.order: list[Group] = []
-        self.reduces = self.reshards = self.ends = True
-        self.sent: list[Collective] = []
+    def __init__(self, graph: Graph, sharding: Sharding, streams: int = 0) -> None:
+        self.graph, self.sharding, self.streams = graph, sharding, streams
+        self.last_gathered: Storage | None = None
+        self.reduce_inputs: list[Storage] = []
+        self.forward_order: list[Group] = []
+        self.reduces = self.reshards = self.is_last_backward = True
+        self.collectives: list[Collective] = []
         self.watch: Callable[[Group, Moment, bool], None] | None = None
 
     @property
@@ -143,13 +146,14 @@ class Traffic:
         return self.graph.meter
 
     @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
-        """New storages are allocated on that stream, as buffers of communication."""
+    def communication_stream(self, stream: int) -> Iterator[None]:
+        """Allocates new storages on a stream, as buffers of communication."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
-    def seen(self, group: Group, moment: Moment) -> Iterator[None]:
+    def watched(self, group: Group, moment: Moment) -> Iterator[None]:
+        """Calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(group, moment, False)
         yield
@@ -157,129 +161,139 @@ class Traffic:
             self.watch(group, moment, True)
 
     def finish(self, groups: Sequence[Group]) -> None:
-        """The end of a backward pass (`_root_post_backward_final_callback`).
+        """Ends a backward pass (`_root_post_backward_final_callback`).
 
-        groups: all of them, that of the whole model first: its gradients, and those of other groups whose inputs need
-            none, are summed here.
+        groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
         for group in groups:
             if group.state != "post-backward":
                 group.post_backward()
             group.state = None
-            if self.ends:
+            if self.is_last_backward:
                 group.finalize_backward()
-        if self.ends:
-            self.order.clear()
-            self.reducing.clear()
+        if self.is_last_backward:
+            self.forward_order.clear()
+            self.reduce_inputs.clear()
 
 
 class Group:
     """Parameters that are gathered and reduced together (`FSDPParamGroup`).
 
-    name: the path of its module, empty for that of the model. reshards: whether its whole parameters are freed between
-    forward and backward pass. ahead, behind: groups that it gathers too in its forward and in its backward pass
-    (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`); none by default, and then the backward pass
-    gathers for the modules below.
+    name: the path of its module; empty for the model itself.
+    reshards: whether its whole parameters are freed between forward and backward pass.
+    forward_prefetch, backward_prefetch: groups that it gathers ahead in each pass (`set_modules_to_forward_prefetch`,
+        `set_modules_to_backward_prefetch`); none by default. Then the backward pass gathers the previous group ahead.
+    state: the hook that ran last.
+    is_unsharded: whether its parameters are whole.
+    all_gather_result: the buffer of an all-gather that was not copied out yet.
+    forward_positions: its positions in the forward order that no backward pass has used.
+    all_reduce_input: the input buffer of its last all-reduce over replicas.
     """
 
     def __init__(self, traffic: Traffic, name: str, reshards: bool) -> None:
         self.traffic, self.name, self.reshards = traffic, name, reshards
         self.parameters: list[Parameter] = []
-        self.ahead: Sequence[Group] = ()
-        self.behind: Sequence[Group] = ()
+        self.forward_prefetch: Sequence[Group] = ()
+        self.backward_prefetch: Sequence[Group] = ()
         self.state: Moment | None = None
-        self.whole = False
-        self.result: Storage | None = None
-        self.finished: list[int] = []
-        self.all_reduced: Storage | None = None
+        self.is_unsharded = False
+        self.all_gather_result: Storage | None = None
+        self.forward_positions: list[int] = []
+        self.all_reduce_input: Storage | None = None
 
     @property
-    def sent(self) -> int:
-        """The bytes that each rank sends to gather them."""
-        return sum(one.part * one.width for one in self.parameters)
+    def gather_bytes(self) -> int:
+        """Bytes that each rank contributes to an all-gather of the group."""
+        return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
-        """What a step sends, with as many micro-batches and backward passes that sum gradients."""
-        how, trained = self.traffic.how, sum(one.part for one in self.parameters if one.own.leaf)
-        whole, summed = self.sent * how.shards, trained * how.reduced.bytes
-        if how.shards > 1:
+    def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
+        """Yields the collectives of a step. reduces: number of backward passes that reduce gradients."""
+        sharding = self.traffic.sharding
+        trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
+        gathered_bytes = self.gather_bytes * sharding.shards
+        reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
+        if sharding.shards > 1:
             for backward in (False, True) if self.reshards else (False,):
-                yield Collective(self.name, "all_gather", "dp", how.shards, backward, whole, microbatches)
-        if how.shards > 1 and trained:
-            yield Collective(self.name, "reduce_scatter", "dp", how.shards, True, summed * how.shards, reduces)
-        if how.replicas > 1 and trained:
-            yield Collective(self.name, "all_reduce", "replicas", how.replicas, True, summed, reduces)
-        kept = how.gathered if reduces == microbatches else how.reduced
-        for one in self.parameters:
-            if one.partial and one.own.leaf:
-                yield self._of_tensor_group(one.whole.count * kept.bytes, reduces)
+                yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
+        if sharding.shards > 1 and trained_elements:
+            yield Collective(
+                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reduces
+            )
+        if sharding.replicas > 1 and trained_elements:
+            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduces)
+        gradient_dtype = sharding.gathered_dtype if reduces == microbatches else sharding.reduce_dtype
+        for parameter in self.parameters:
+            if parameter.has_partial_gradient and parameter.shard.leaf:
+                yield self._tensor_all_reduce(parameter.whole.count * gradient_dtype.bytes, reduces)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Gathers the parts, unless that is under way or done. stream: on which; None for the default one."""
-        if self.result is None and not self.whole:
-            self.result = self._all_gather(forward, stream)
+        """Begins to gather the shards, unless that was done. stream: the stream; None for the default stream."""
+        if self.all_gather_result is None and not self.is_unsharded:
+            self.all_gather_result = self._all_gather(forward, stream)
 
     def _all_gather(self, forward: bool, stream: int | None) -> Storage:
-        """`foreach_all_gather`, on a stream of its own. Parts in another format are cast into one tensor first."""
-        traffic, how = self.traffic, self.traffic.how
-        size = self.sent
-        with counted_as(traffic.meter, "communication") if stream is None else traffic.on(stream):
-            if how.shards == 1:
+        """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
+        traffic, sharding = self.traffic, self.traffic.sharding
+        size = self.gather_bytes
+        with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
+            if sharding.shards == 1:
                 return Storage(traffic.meter, 0)
-            cast = sum(one.part * one.width for one in self.parameters if one.own.dtype is not how.gathered)
-            _all_gather_inputs = Storage(traffic.meter, cast) if cast else None
-            traffic.sent.append(Collective(self.name, "all_gather", "dp", how.shards, not forward, size * how.shards))
-            return Storage(traffic.meter, size * how.shards)
+            cast = [parameter for parameter in self.parameters if parameter.shard.dtype is not sharding.gathered_dtype]
+            cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
+            _all_gather_inputs = Storage(traffic.meter, cast_bytes) if cast_bytes else None
+            traffic.collectives.append(
+                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, size * sharding.shards)
+            )
+            return Storage(traffic.meter, size * sharding.shards)
 
     def wait_for_unshard(self, forward: bool) -> None:
-        """Copies what was gathered into whole parameters. In the forward pass its buffer stays until the next copy is
-        done, so that the two overlap.
-        """
-        if self.result is None:
+        """Copies gathered shards into whole parameters. In the forward pass the buffer stays until the next copy."""
+        if self.all_gather_result is None:
             return
         traffic = self.traffic
-        _prev_all_gather_state = traffic.gathered if forward else None
+        _prev_all_gather_state = traffic.last_gathered if forward else None
         if forward:
-            traffic.gathered = None
-        for one in self.parameters:
-            self._copy_out(one)
-        self.whole = True
-        if forward and traffic.how.shards > 1:
-            traffic.gathered = self.result
-        self.result = None
+            traffic.last_gathered = None
+        for parameter in self.parameters:
+            self._copy_out(parameter)
+        self.is_unsharded = True
+        if forward and traffic.sharding.shards > 1:
+            traffic.last_gathered = self.all_gather_result
+        self.all_gather_result = None
 
-    def _copy_out(self, one: Parameter) -> None:
-        """Fills a whole parameter; on one rank alone from a copy in the format in which modules compute."""
-        how = self.traffic.how
-        if how.shards == 1 and one.own.dtype is not how.gathered:
-            _all_gather_input = empty(self.traffic.meter, (one.part,), how.gathered)
-        assert isinstance(one.whole.storage, Gathered)
-        one.whole.storage.fill()
+    def _copy_out(self, parameter: Parameter) -> None:
+        """Allocates a whole parameter. A single rank casts its shard first."""
+        sharding = self.traffic.sharding
+        if sharding.shards == 1 and parameter.shard.dtype is not sharding.gathered_dtype:
+            _all_gather_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
+        assert isinstance(parameter.whole.storage, GatheredStorage)
+        parameter.whole.storage.fill()
 
     def reshard(self) -> None:
         """Frees the whole parameters."""
-        if self.whole:
-            for one in self.parameters:
-                assert isinstance(one.whole.storage, Gathered)
-                one.whole.storage.clear()
-            self.whole = False
+        if self.is_unsharded:
+            for parameter in self.parameters:
+                assert isinstance(parameter.whole.storage, GatheredStorage)
+                parameter.whole.storage.clear()
+            self.is_unsharded = False
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, x: Tensor | None) -> Tensor | None:
-        """Gathers before the modules run. Returns their input in the format in which they compute; when its gradient is
-        there, those of the group are complete.
+        """Gathers before the modules run. Returns their input, cast to the format in which they compute.
+
+        The gradient of that input is computed after all gradients of the group.
         """
-        with self.traffic.seen(self, "pre-forward"):
+        with self.traffic.watched(self, "pre-forward"):
             self.state = "pre-forward"
             graph = self.traffic.graph
             if x is not None and x.dtype.floating:
-                x = Aten(graph).to(x, self.traffic.how.gathered)
+                x = Aten(graph).to(x, self.traffic.sharding.gathered_dtype)
             self.unshard(forward=True)
             self.wait_for_unshard(forward=True)
-            for group in self.ahead:
+            for group in self.forward_prefetch:
                 group.unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
@@ -292,130 +306,140 @@ class Group:
     def post_forward(self, outs: Sequence[Tensor], last: bool = False) -> None:
         """Frees the whole parameters after the modules have run.
 
-        outs: their outputs, whose gradients come first. last: whether the forward pass ends here, and with it the last
-            gathering.
+        outs: the outputs of the modules, whose gradients start the group's backward pass.
+        last: whether the forward pass ends here, and with it the last all-gather.
         """
-        with self.traffic.seen(self, "post-forward"):
+        with self.traffic.watched(self, "post-forward"):
             if self.reshards:
                 self.reshard()
-            self.finished.append(len(self.traffic.order))
-            self.traffic.order.append(self)
+            self.forward_positions.append(len(self.traffic.forward_order))
+            self.traffic.forward_order.append(self)
             self.state = None
             for out in outs:
                 if out.node is not None:
                     out.node.hooks.append(self.pre_backward)
             if last:
-                self.traffic.gathered = None
+                self.traffic.last_gathered = None
 
     def pre_backward(self) -> None:
-        """Gathers before the backward pass of the modules, and begins to gather for the modules below them."""
+        """Gathers before the backward pass of the modules, and begins to gather the next group of the backward pass."""
         if self.state == "pre-backward":
             return
-        with self.traffic.seen(self, "pre-backward"):
+        with self.traffic.watched(self, "pre-backward"):
             self.state = "pre-backward"
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
-            order = self.traffic.order
-            if not self.behind and self.finished and (index := self.finished.pop()) > 0:
+            order = self.traffic.forward_order
+            if not self.backward_prefetch and self.forward_positions and (index := self.forward_positions.pop()) > 0:
                 order[index - 1].unshard(forward=False)
-        for group in self.behind:
+        for group in self.backward_prefetch:
             group.unshard(forward=False)
 
     def post_backward(self) -> None:
-        """Sums the gradients of all ranks, or adds them to those of earlier micro-batches."""
-        with self.traffic.seen(self, "post-backward"):
+        """Reduces gradients over ranks, or accumulates them over micro-batches."""
+        with self.traffic.watched(self, "post-backward"):
             self.state = "post-backward"
-            for one in self.parameters:
-                if one.summed is not None:
-                    one.whole.grad = None  # added in place
+            for parameter in self.parameters:
+                if parameter.accumulated_grad is not None:
+                    parameter.whole.grad = None  # added in place
             if not self.traffic.reduces:
                 if self.traffic.reshards:
                     self.reshard()
-                for one in self.parameters:
-                    self._to_accumulated_grad(one)
+                for parameter in self.parameters:
+                    self._to_accumulated_grad(parameter)
                 return
             self._reduce_all()
 
-    def _to_accumulated_grad(self, one: Parameter) -> None:
-        """`to_accumulated_grad_if_needed`: the sum over micro-batches is in the format of the sum over ranks."""
-        reduced = self.traffic.how.reduced
-        unsharded_grad, one.whole.grad = one.whole.grad, None
-        if unsharded_grad is None or unsharded_grad.dtype is reduced:
-            one.whole.grad = unsharded_grad
+    def _to_accumulated_grad(self, parameter: Parameter) -> None:
+        """Casts a gradient to the format of the reduction (`to_accumulated_grad_if_needed`)."""
+        reduce_dtype = self.traffic.sharding.reduce_dtype
+        unsharded_grad, parameter.whole.grad = parameter.whole.grad, None
+        if unsharded_grad is None or unsharded_grad.dtype is reduce_dtype:
+            parameter.whole.grad = unsharded_grad
             return
         with counted_as(self.traffic.meter, "gradients"):
-            one.summed = empty(self.traffic.meter, unsharded_grad.shape, reduced)
+            parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
 
     def _reduce_all(self) -> None:
+        """Reduces the gradients of all parameters that have one."""
         with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
-        for one in self.parameters:
-            found = one.whole.grad if one.summed is None else one.summed
-            if found is not None:
-                with_grad.append(one)
-                unsharded_grads.append(self._get_grad_inner_tensor(one, found))
-                one.summed = one.whole.grad = None
-            del found
+        for parameter in self.parameters:
+            gradient = parameter.whole.grad if parameter.accumulated_grad is None else parameter.accumulated_grad
+            if gradient is not None:
+                with_grad.append(parameter)
+                unsharded_grads.append(self._get_grad_inner_tensor(parameter, gradient))
+                parameter.accumulated_grad = parameter.whole.grad = None
+            del gradient
         if self.traffic.reshards:
             self.reshard()
-        if self.traffic.reducing:
-            self.traffic.reducing.pop(0)
+        if self.traffic.reduce_inputs:
+            self.traffic.reduce_inputs.pop(0)
         if with_grad:
-            self.all_reduced = None
+            self.all_reduce_input = None
             reduce_scatter_input, all_reduce_input = self._foreach_reduce(with_grad, unsharded_grads)
-            self.traffic.reducing.append(reduce_scatter_input)
-            self.all_reduced = all_reduce_input
+            self.traffic.reduce_inputs.append(reduce_scatter_input)
+            self.all_reduce_input = all_reduce_input
 
-    def _get_grad_inner_tensor(self, one: Parameter, grad: Tensor) -> Tensor:
-        """A gradient that is whole where tensor parallelism divides the parameter is divided too, into a copy; of one
-        that is a part of a sum, that sum is made.
-        """
-        if grad.shape == one.whole.shape and not one.partial:
+    def _get_grad_inner_tensor(self, parameter: Parameter, grad: Tensor) -> Tensor:
+        """The gradient as FSDP reduces it: divided as tensor parallelism divides the parameter, and no partial sum."""
+        if grad.shape == parameter.whole.shape and not parameter.has_partial_gradient:
             return grad
-        found = empty(self.traffic.meter, one.whole.shape, grad.dtype)
-        if one.partial:
-            self.traffic.sent.append(self._of_tensor_group(found.bytes))
-        return found
+        gradient = empty(self.traffic.meter, parameter.whole.shape, grad.dtype)
+        if parameter.has_partial_gradient:
+            self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
+        return gradient
 
-    def _of_tensor_group(self, size: Number, times: int = 1) -> Collective:
-        """The sum of a gradient over the ranks of a tensor group."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.how.tensor, True, size, times)
+    def _tensor_all_reduce(self, size: Number, times: int = 1) -> Collective:
+        """The all-reduce of a gradient over the ranks of a tensor group. size: bytes."""
+        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, times)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
     ) -> tuple[Storage, Storage | None]:
-        """`foreach_reduce`, which returns the buffers that stay until the sum is done. Its loop over the gradients
-        still names the last one.
+        """Runs `foreach_reduce`. Returns the buffers that stay until the reduction ends.
+
+        Its loop over the gradients keeps a reference to the last one.
         """
-        traffic, how = self.traffic, self.traffic.how
-        n = sum(one.part for one in with_grad)
-        if how.shards > 1:
+        traffic, sharding = self.traffic, self.traffic.sharding
+        elements = sum(parameter.shard_elements for parameter in with_grad)
+        if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
-        size = n * how.reduced.bytes
+        size = elements * sharding.reduce_dtype.bytes
         with counted_as(traffic.meter, "communication"):
-            reduce_scatter_input = Storage(traffic.meter, size * how.shards)
+            reduce_scatter_input = Storage(traffic.meter, size * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
-        stays = any(one.own.grad is None for one in with_grad)
-        cast = how.reduced is not how.dtype
-        with traffic.on(REDUCE), counted_as(traffic.meter, "gradients" if stays and not cast else "communication"):
+        makes_gradients = any(parameter.shard.grad is None for parameter in with_grad)
+        casts = sharding.reduce_dtype is not sharding.dtype
+        with (
+            traffic.communication_stream(REDUCE),
+            counted_as(traffic.meter, "gradients" if makes_gradients and not casts else "communication"),
+        ):
             reduce_output = Storage(traffic.meter, size)
-            if how.shards > 1:
-                whole = size * how.shards
-                traffic.sent.append(Collective(self.name, "reduce_scatter", "dp", how.shards, True, whole))
-            if how.replicas > 1:
-                traffic.sent.append(Collective(self.name, "all_reduce", "replicas", how.replicas, True, size))
+            if sharding.shards > 1:
+                whole_bytes = size * sharding.shards
+                traffic.collectives.append(
+                    Collective(self.name, "reduce_scatter", "dp", sharding.shards, True, whole_bytes)
+                )
+            if sharding.replicas > 1:
+                traffic.collectives.append(
+                    Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, size)
+                )
                 all_reduce_input = reduce_output
-        if cast:
-            post_reduce_stream = ALL_REDUCE if how.replicas > 1 else REDUCE
-            with traffic.on(post_reduce_stream), counted_as(traffic.meter, "gradients" if stays else "communication"):
-                reduce_output = Storage(traffic.meter, n * how.dtype.bytes)
-        for one in with_grad:  # views of the sum, or added to the gradients that are there
-            if one.own.grad is None:
-                one.own.grad = Tensor(one.own.shape, one.own.dtype, reduce_output)
+        if casts:
+            post_reduce_stream = ALL_REDUCE if sharding.replicas > 1 else REDUCE
+            with (
+                traffic.communication_stream(post_reduce_stream),
+                counted_as(traffic.meter, "gradients" if makes_gradients else "communication"),
+            ):
+                reduce_output = Storage(traffic.meter, elements * sharding.dtype.bytes)
+        for parameter in with_grad:  # views of the sum, or added to the gradients that are there
+            if parameter.shard.grad is None:
+                parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, reduce_output)
         return reduce_scatter_input, all_reduce_input
 
     def finalize_backward(self) -> None:
-        """Forgets what the backward pass left."""
-        self.all_reduced = self.result = None
-        self.finished.clear()
+        """Frees the buffers of the backward pass."""
+        self.all_reduce_input = self.all_gather_result = None
+        self.forward_positions.clear()

@@ -1,9 +1,8 @@
 """Training steps of one rank of a pipeline whose stages are wrapped by `fully_shard`, replayed.
 
-Each of a rank's stages is a model of its own: with groups, streams and an optimizer of its own. Between the
-micro-batches of a step nothing is summed over ranks: a schedule tells every stage to keep its whole parameters after
-the backward pass, and to add up whole gradients. After the last micro-batch of a stage they are summed, group by group
-from the first on.
+Each stage of a rank is a separate model with its own groups, streams and optimizer. Between the micro-batches of a step
+no gradient is reduced over ranks: every stage keeps its whole parameters after the backward pass and accumulates whole
+gradients. After the last micro-batch of a stage they are reduced, group by group from the first on.
 
 Source: torch/distributed/pipelining of torch 2.13 (stage.py, `backward_maybe_with_nosync`, `perform_reduce_grad`;
 schedules.py, `_add_unshard_reshard`, `_PipelineScheduleRuntime`).
@@ -21,7 +20,7 @@ from ...device_memory.training import Training, replayed
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...parallel.schedules import Action, schedule_of
+from ...parallel.schedules import Action, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import Event, RecordedEvents, Recorder
 from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
@@ -33,20 +32,20 @@ from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES, ReplayResult
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
-from .lowering import Sharded
+from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, Group, Sharding, Traffic
-from .training import TITAN, Fsdp, arrange, sharding, why_not_split
-from .with_tensor_parallel import ShardedAndDivided
+from .training import TITAN, Fsdp, set_resharding_and_prefetch, sharding, why_head_is_not_separate
+from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
-"""Stages whose parameters are whole at the same time, at most (`max_active_stages`)."""
+"""Largest number of stages with whole parameters at the same time (`max_active_stages`)."""
 
 
 class ShardedChunk(Chunk):
-    """The layers of one stage. streams: how many streams those of other stages have."""
+    """One stage of a rank, wrapped by `fully_shard`. streams: number of streams of the rank's other stages."""
 
-    profiles = Sharded, ShardedAndDivided
-    lowering: Sharded
+    profiles = FsdpProfile, FsdpTensorParallelProfile
+    lowering: FsdpProfile
 
     def __init__(
         self,
@@ -65,25 +64,25 @@ class ShardedChunk(Chunk):
         self.fsdp, self.reshard = fsdp, layout.reshard
         self.traffic = Traffic(self.graph, sharded, streams)
         self.stacks = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (why := why_not_split(spec, training)):
+        if fsdp.splits and (why := why_head_is_not_separate(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
         self.gathers = False
-        self.piped = NEWEST
+        self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
         self.keep_whole(True)
 
     def set_up(self) -> None:
         super().set_up()
-        arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+        set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
-        if self.piped.infers_shapes:
+        if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()
 
     def _shape_inference(self) -> None:
-        """A forward pass without a graph, of zeros where another stage sends what enters."""
+        """Runs a forward pass without autograd, with zeros as the input that another stage sends."""
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = Place("forward")
@@ -94,25 +93,25 @@ class ShardedChunk(Chunk):
             self.lowering.given.pop(ENTRY, None)
 
     def clear_runtime_states(self) -> None:
-        """What begins a schedule: outputs and gradients of the one before are freed."""
+        """Frees outputs and gradients of the previous schedule."""
         self.output_chunks.clear()
         for buffer in self.received:
             buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
         output = super().forward_one_chunk(i)
-        if self.piped.returns and (self.stage.last or self.piped.keeps_outputs):
+        if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(output)
         return output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         grads_input = super().backward_one_chunk(i, loss)
-        if self.piped.keeps_gradients and grads_input is not None:
+        if self.schedule_settings.keeps_gradients and grads_input is not None:
             self.received[i].grad = grads_input
         return grads_input
 
     def merge_outputs(self) -> None:
-        """Joins the outputs of all micro-batches, which nobody takes."""
+        """Concatenates the outputs of all micro-batches; torchtitan drops the result."""
         if self.output_chunks and self.stage.last:
             shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
@@ -123,11 +122,11 @@ class ShardedChunk(Chunk):
         self.traffic.finish(list(self.lowering.groups.values()))
 
     def keep_whole(self, keeps: bool) -> None:
-        """Says whether a backward pass leaves whole parameters and whole gradients (`backward_maybe_with_nosync`)."""
-        self.traffic.reduces = self.traffic.reshards = self.traffic.ends = not keeps
+        """Sets whether backward passes keep whole parameters and whole gradients (`backward_maybe_with_nosync`)."""
+        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """The groups in their order, each at its place."""
+        """Yields the groups in order, with the meter at the place of each."""
         for layer, group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.turn < 0 else Place(phase, layer.turn, layer.path)
             yield group
@@ -140,7 +139,7 @@ class ShardedChunk(Chunk):
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
-        """Copies what was gathered into whole parameters (`_assert_unsharded`)."""
+        """Copies gathered shards into whole parameters (`_assert_unsharded`)."""
         if self.gathers:
             for group in self.groups("forward"):
                 group.wait_for_unshard(forward=False)
@@ -152,32 +151,31 @@ class ShardedChunk(Chunk):
             group.reshard()
 
     def perform_reduce_grad(self) -> None:
-        """Sums the gradients of all micro-batches over ranks, and frees whole parameters."""
+        """Reduces the accumulated gradients over ranks, and frees whole parameters."""
         self.keep_whole(False)
         for group in self.groups("backward"):
             group.post_backward()
-        if self.piped.finishes:
+        if self.schedule_settings.finishes:
             self.traffic.finish(list(self.lowering.groups.values()))
         self.keep_whole(True)
 
 
 @dataclass(frozen=True)
-class Piped:
-    """How torchtitan runs a schedule.
+class ScheduleSettings:
+    """How torchtitan runs a pipeline schedule.
 
-    returns: whether `step` returns the outputs of the last stage, which keeps them and joins them in the end; false by
-        default, as since 2025-10-22.
-    gathers_ahead: whether a schedule of several stages gathers each before its first pass and frees it after its last
-        one; true by default, as torch 2.13 does. Else the first pass of each group gathers it.
-    schedules: how many times a step runs the schedule, each with an equal part of the micro-batches; 1 by default.
-    keeps_outputs: whether all stages keep their outputs until the next schedule, if the last one does; false by
-        default, as since 2025-05-13.
-    keeps_gradients: whether the gradients of what a stage receives stay until the next schedule; false by default, as
-        since 2025-10-01.
-    finishes: whether a schedule ends the sums over ranks; true by default, as since 2025-01-10. Else the last of their
-        buffers stays until there is another sum, in the next step.
-    infers_shapes: whether each stage runs a forward pass on its device before the first step, to learn the shapes of
-        what it sends; false by default, as since 2026-03-18.
+    returns: whether `step` returns the concatenated outputs of the last stage; false by default, as since 2025-10-22.
+    gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
+        after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers it.
+    schedules: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
+    keeps_outputs: with `returns`, whether all stages keep their outputs until the next schedule; false by default, as
+        since 2025-05-13.
+    keeps_gradients: whether the gradients of received inputs stay until the next schedule; false by default, as since
+        2025-10-01.
+    finishes: whether a schedule ends its reductions; true by default, as since 2025-01-10. Otherwise the last buffer
+        stays until the first reduction of the next step.
+    infers_shapes: whether each stage runs a forward pass before the first step to infer the shapes of its messages;
+        false by default, as since 2026-03-18.
     """
 
     returns: bool = False
@@ -189,38 +187,35 @@ class Piped:
     infers_shapes: bool = False
 
 
-NEWEST = Piped()
-"""As torchtitan has run schedules since `RETURNS_NOTHING`."""
+NEWEST = ScheduleSettings()
+"""The settings of torchtitan since `RETURNS_NOTHING`."""
 
 RETURNS_NOTHING = date(2025, 10, 22)
-"""Since when torchtitan asks a schedule for no outputs (e5ef99aab), with a torch of that time."""
+"""The day since which schedules in torchtitan return no outputs (e5ef99aab)."""
 
 FINISHES = date(2025, 1, 10)
-"""Since when torch ends the sums over ranks after a schedule (pull request 144535)."""
+"""The day since which torch ends reductions after a schedule (pull request 144535)."""
 
 LAST_OUTPUTS = date(2025, 5, 13)
-"""Since when the last stage alone keeps its outputs (153383)."""
+"""The day since which only the last stage keeps its outputs (153383)."""
 
 FREES_GRADIENTS = date(2025, 10, 1)
-"""Since when gradients of what a stage receives are freed once they are sent (164329)."""
+"""The day since which gradients of received inputs are freed when they have been sent (164329)."""
 
 INFERS_ON_META = date(2026, 3, 18)
-"""Since when stages learn shapes without memory (177728), as before 2024-09-28 they did not have to (136912)."""
+"""The day since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
-def piped_at(version: date | None, schedules: int = 1) -> Piped:
-    """How torchtitan of a date runs schedules, with a torch of that time; None for the newest.
-
-    schedules: as of `Piped`.
-    """
+def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSettings:
+    """The settings of torchtitan at a date, with torch of that date. version: None for the newest."""
 
     def before(day: date) -> bool:
         return version is not None and version < day
 
-    old = before(RETURNS_NOTHING)
-    return Piped(
-        returns=old,
-        gathers_ahead=not old,
+    returns_outputs = before(RETURNS_NOTHING)
+    return ScheduleSettings(
+        returns=returns_outputs,
+        gathers_ahead=not returns_outputs,
         schedules=schedules,
         keeps_outputs=before(LAST_OUTPUTS),
         keeps_gradients=before(FREES_GRADIENTS),
@@ -230,7 +225,7 @@ def piped_at(version: date | None, schedules: int = 1) -> Piped:
 
 
 class ShardedRank(RankRun):
-    """One rank's training steps. Raises `InputError` as `sharding` does, and for other schedules."""
+    """The training steps of one rank of a pipeline. Raises `InputError` as `sharding` does, and for other schedules."""
 
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
@@ -243,21 +238,22 @@ class ShardedRank(RankRun):
         meter: Meter | Recorder,
         workspace: int = 0,
         fsdp: Fsdp = TITAN,
-        piped: Piped = NEWEST,
+        schedule_settings: ScheduleSettings = NEWEST,
     ) -> None:
         self.sharding, self.fsdp = sharding(training, layout, rank, fsdp), fsdp
-        self.schedules = piped.schedules
-        each = training.microbatches // piped.schedules
-        if schedule_of(layout) == "1f1b" and each < layout.pp:
+        self.schedules = schedule_settings.schedules
+        microbatches = training.microbatches // schedule_settings.schedules
+        if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
+            pp = layout.pp
             raise InputError(
-                f"--num-microbatches: {each}; a pipeline of {layout.pp} stages takes at least {layout.pp} in torch"
+                f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        training = replace(training, seq=part_of_sequence(layout, training.seq), microbatches=each)
+        training = replace(training, seq=part_of_sequence(layout, training.seq), microbatches=microbatches)
         super().__init__(spec, training, layout, rank, meter, workspace)
         for chunk in self.chunks:
-            chunk.piped = piped
-        several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
-        self.active = list(_active(self.order, ACTIVE)) if several else []
+            chunk.schedule_settings = schedule_settings
+        gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
+        self.active = list(_active(self.order, ACTIVE)) if gathers_stages else []
 
     def check(self, layout: Layout) -> None:
         if layout.schedule not in ("1f1b", "interleaved"):
@@ -276,7 +272,7 @@ class ShardedRank(RankRun):
             chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the schedule. From the second time on, gradients are there already."""
+        """Runs the schedules of a step. The third and later ones do the same as the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
@@ -290,32 +286,32 @@ class ShardedRank(RankRun):
             chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
-        """Frees stages that no action follows for, and gathers those that come next."""
+        """Frees stages that are no longer active, and gathers stages that become active."""
         if not self.active:
             return
-        before, now = self.active[i - 1] if i else (), self.active[i]
-        for index in before:
-            if index not in now:
+        previous, active = self.active[i - 1] if i else (), self.active[i]
+        for index in previous:
+            if index not in active:
                 self.chunks[index].reshard_all()
-        for index in now:
-            if index not in before:
+        for index in active:
+            if index not in previous:
                 self.chunks[index].unshard()
         self.chunks[self.order[i][1]].wait_for_unshard()
 
     def update(self) -> None:
-        """A step of the optimizer of every stage."""
+        """Runs an optimizer step of every stage."""
         for chunk in self.chunks:
             chunk.update()
 
 
 def _active(order: Sequence[Action], most: int) -> Iterator[tuple[int, ...]]:
-    """For every action, the chunks whose parameters are whole: those of the next actions (`next_stage_indices`)."""
-    found: list[tuple[int, ...]] = []
-    after: tuple[int, ...] = ()
+    """Yields, per action, the chunks with whole parameters: those of the next actions (`next_stage_indices`)."""
+    active: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
     for action in reversed(order):
-        after = (action.chunk, *(one for one in after if one != action.chunk))
-        found.append(after[:most])
-    return reversed(found)
+        following = (action.chunk, *(chunk for chunk in following if chunk != action.chunk))
+        active.append(following[:most])
+    return reversed(active)
 
 
 def replay_rank(
@@ -326,15 +322,15 @@ def replay_rank(
     device: Device | None = None,
     workspace: int = 0,
     fsdp: Fsdp = TITAN,
-    piped: Piped = NEWEST,
+    schedule_settings: ScheduleSettings = NEWEST,
 ) -> ReplayResult:
-    """Replays set-up and two steps of one rank. device: as of `replay`."""
+    """Replays set-up and two steps of one rank. device: the device that the meter counts on."""
     meter = Meter(device)
-    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, piped), meter)
+    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
 def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
-    """Records set-up and two steps. What an optimizer frees is apart from the gradients that are freed after it."""
+    """Records the events of set-up and of two steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
     steps: list[list[Sequence[Event]]] = []
@@ -345,8 +341,8 @@ def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
         update = meter.cut()
         run.zero_grad()
         steps.append([passes, update, meter.cut()])
-    first, then = steps
-    return RecordedEvents(set_up, first, then, PHASES)
+    first_step, second_step = steps
+    return RecordedEvents(set_up, first_step, second_step, PHASES)
 
 
 @without_garbage_collection()
@@ -358,32 +354,32 @@ def stage_memory(
     runtime: Runtime,
     fsdp: Fsdp,
     tensors: Term,
-    piped: Piped = NEWEST,
+    schedule_settings: ScheduleSettings = NEWEST,
 ) -> DeviceMemory:
-    """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does."""
+    """The memory of one rank. tensors: status of its tensors. Raises `InputError` as `ShardedRank` does."""
 
-    def unfolding(can_extrapolate: bool) -> RepeatAnalysis:
-        """The events of two steps. folds: whether they are recorded with few of equal layers."""
-        run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
+    def record_steps(shortens: bool) -> RepeatAnalysis:
+        """Records two steps. shortens: whether only a few repeats of equal layers run."""
+        run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, schedule_settings)
         stacks: list[LayerStack] = []
-        grow: list[int] = []
+        shortened: list[int] = []
         for chunk in run.chunks:
-            own = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
-            few = {
+            chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
+            layers_to_run = {
                 i: loop.kinds(RECORDED_REPEATS)
-                for i, loop in enumerate(own)
-                if can_extrapolate and loop.repeats > RECORDED_REPEATS
+                for i, loop in enumerate(chunk_loops)
+                if shortens and loop.repeats > RECORDED_REPEATS
             }
-            chunk.lowering.run_only = few
-            grow += [len(stacks) + i for i in few]
-            stacks += own
-        return RepeatAnalysis(_recorded(run, meter), stacks, grow)
+            chunk.lowering.run_only = layers_to_run
+            shortened += [len(stacks) + i for i in layers_to_run]
+            stacks += chunk_loops
+        return RepeatAnalysis(_recorded(run, meter), stacks, shortened)
 
     try:
-        whole = unfolding(can_extrapolate=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
+        unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
-        whole = unfolding(can_extrapolate=False)
-    found, taken = whole.counted({}), whole.blocks(CachingAllocator(runtime.expandable), {})
-    found.slop, found.slop_after = taken.slop, taken.slop_after
-    found.reserved = found.peak[1].bytes + taken.slop + taken.free
-    return summarize(found, runtime, layer_stacks(spec), tensors)
+        unfolded = record_steps(shortens=False)
+    result, blocks = unfolded.counted({}), unfolded.blocks(CachingAllocator(runtime.expandable), {})
+    result.slop, result.slop_after = blocks.slop, blocks.slop_after
+    result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
+    return summarize(result, runtime, layer_stacks(spec), tensors)

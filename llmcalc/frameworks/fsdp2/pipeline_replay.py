@@ -33,8 +33,8 @@ from ...simulator.repeat_microbatches import (
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import Known, alike
-from .param_groups import ALL_REDUCE, Gathered, Parameter
-from .pipeline import Piped, ShardedChunk, ShardedRank
+from .param_groups import ALL_REDUCE, GatheredStorage, Parameter
+from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
 from .training import Fsdp
 
 MICROBATCHES = 4
@@ -103,12 +103,12 @@ class PassRecorder(Scheduled):
     ) -> Tensor:
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         out = run()
-        made = [shown(0, out)]
+        outputs = [shown(0, out)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
-            if isinstance(parameter.whole.storage, Gathered) and parameter.whole.storage.block is not None:
-                made.append(shown(i, parameter.whole))
+            if isinstance(parameter.whole.storage, GatheredStorage) and parameter.whole.storage.block is not None:
+                outputs.append(shown(i, parameter.whole))
         x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, made))
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, outputs))
         return out
 
     def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
@@ -116,8 +116,8 @@ class PassRecorder(Scheduled):
         case, home = self.next_backward(chunk)
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
-        made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, made))
+        outputs = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, outputs))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
@@ -142,9 +142,9 @@ class PlayedPasses(Scheduled, PassPlayer):
         if entered is not None and trace.entered is not None:
             entered.storage.block.kind = trace.entered
         (_, out), *whole = trace.made
-        for i, made in whole:
+        for i, output in whole:
             storage = self.parameters[chunk][i - 1].whole.storage
-            storage.block = Block(made.bytes, made.kind, base + made.number)
+            storage.block = Block(output.bytes, output.kind, base + output.number)
         return out.tensor(out.storage(self.meter, base))
 
 
@@ -156,11 +156,11 @@ class SumOfGradients:
 
     @property
     def grad(self) -> Tensor | None:
-        return self.parameter.summed
+        return self.parameter.accumulated_grad
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:
-        self.parameter.summed = grad
+        self.parameter.accumulated_grad = grad
 
 
 class PlayedChunk(ShardedChunk):
@@ -173,14 +173,14 @@ class PlayedChunk(ShardedChunk):
     def forward_one_chunk(self, i: int) -> Tensor:
         output = super().forward_one_chunk(i)
         for group in self.lowering.groups.values():
-            group.whole = True  # also if the pass that gathered it was played
+            group.is_unsharded = True  # also if the pass that gathered it was played
         return output
 
     def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
         assert self.passes is not None
-        own = self.gathered()
-        sums: list[Any] = [SumOfGradients(parameter) for parameter in own]
-        leaves = [*entered, *self.parameters, *sums, *(parameter.whole for parameter in own)]
+        gathered = self.gathered()
+        sums: list[Any] = [SumOfGradients(parameter) for parameter in gathered]
+        leaves = [*entered, *self.parameters, *sums, *(parameter.whole for parameter in gathered)]
         self.passes.backward(self.number, leaves, run)
 
 
@@ -201,8 +201,8 @@ def played_stage(
     expandable: bool,
     workspace: int,
     fsdp: Fsdp,
-    piped: Piped,
-    shared: Shared,
+    schedule_settings: ScheduleSettings,
+    rehearsals: Shared,
 ) -> ReplayResult | None:
     """What set-up and two steps of a rank of a long pipeline find on an allocator; None where it is not long, or where
     its passes are not alike.
@@ -210,22 +210,24 @@ def played_stage(
     expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
     which this adds.
     """
-    if layout.reshard or training.microbatches // piped.schedules <= FEW * (2 if layout.vpp > 1 else 1):
+    if layout.reshard or training.microbatches // schedule_settings.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    made = partial(PlayedRank, spec, training, layout, rank, workspace=workspace, fsdp=fsdp, piped=piped)
-    run = made(meter=(meter := EventMeter()))
+    make_run = partial(
+        PlayedRank, spec, training, layout, rank, workspace=workspace, fsdp=fsdp, schedule_settings=schedule_settings
+    )
+    run = make_run(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
-    alone, at = layout.at(rank).pp == layout.pp - 1, layout.at(rank)
-    key = (at.dp, at.cp, *alike(spec, run, rank, alone))
-    if key not in shared:
-        shared[key] = known(made, layout.vpp, alone, expandable)
-    found = shared[key]
-    if found.traces is None:
+    is_last_stage, coordinates = layout.coordinates(rank).pp == layout.pp - 1, layout.coordinates(rank)
+    key = (coordinates.dp, coordinates.cp, *alike(spec, run, rank, is_last_stage))
+    if key not in rehearsals:
+        rehearsals[key] = known(make_run, layout.vpp, is_last_stage, expandable)
+    rehearsed = rehearsals[key]
+    if rehearsed.traces is None:
         return None
-    further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
+    more_below = [chunk.lowering.below - below for chunk, below in zip(run.chunks, rehearsed.below, strict=True)]
     parameters: list[list[Parameter]] = []
-    passes = PlayedPasses(meter, found.traces, further, parameters)
+    passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
     for chunk in run.chunks:
         chunk.passes = passes
     set_up = run.set_up
@@ -236,20 +238,20 @@ def played_stage(
 
     run.set_up = set_up_and_list  # type: ignore[method-assign]
     try:
-        return replayed_on_allocator(run, meter, found.prefix_cache)
+        return replayed_on_allocator(run, meter, rehearsed.prefix_cache)
     except NotRepeating:
         return None
 
 
-def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable: bool) -> Known:
+def known(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> Known:
     """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
     traces: dict[PassCase, PassTrace] = {}
     prefix_cache = PrefixCache(expandable)
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
-            run = made(meter=(recorder := Recorder()))
+            run = make_run(meter=(recorder := Recorder()))
             below = [chunk.lowering.below for chunk in run.chunks]
-            for case, trace in _rehearsed(run, recorder, alone, group).items():
+            for case, trace in _rehearsed(run, recorder, is_last_stage, group).items():
                 if traces.setdefault(case, trace) != trace:
                     raise NotRepeating
     except NotRepeating:
@@ -257,7 +259,7 @@ def known(made: Callable[..., ShardedRank], chunks: int, alone: bool, expandable
     return Known(traces, below, (), prefix_cache)
 
 
-def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) -> dict[PassCase, PassTrace]:
+def _rehearsed(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:
     """What each case does. group: as of `_schedule`."""
     run.set_up()
     passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
@@ -265,19 +267,19 @@ def _rehearsed(run: ShardedRank, recorder: Recorder, alone: bool, group: int) ->
         chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):
         for _ in range(2 if run.schedules > 1 else 1):
-            _schedule(run, alone, group)
+            _schedule(run, is_last_stage, group)
         run.update()
         run.zero_grad()
     return passes.traces()
 
 
-def _schedule(run: ShardedRank, alone: bool, group: int) -> None:
+def _schedule(run: ShardedRank, is_last_stage: bool, group: int) -> None:
     """A few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
     for chunk in run.chunks:
         chunk.clear_runtime_states()
     run.begin_step()
     losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    last = run.chunks[-1] if alone else None
+    last_chunk = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks if run.active else ():
         chunk.unshard()
         chunk.wait_for_unshard()
@@ -286,10 +288,10 @@ def _schedule(run: ShardedRank, alone: bool, group: int) -> None:
         for chunk in run.chunks:
             for i in batches:
                 losses[chunk.number].append(chunk.forward_and_loss(i))
-                if chunk is last:
+                if chunk is last_chunk:
                     chunk.backward_one_chunk(i, losses[chunk.number][i])
         for chunk in reversed(run.chunks):
-            for i in () if chunk is last else batches:
+            for i in () if chunk is last_chunk else batches:
                 chunk.backward_one_chunk(i, losses[chunk.number][i])
     for chunk in run.chunks:
         chunk.perform_reduce_grad()

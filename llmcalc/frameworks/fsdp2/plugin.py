@@ -93,10 +93,13 @@ def fsdp_layout(
 
 def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
     """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
-    again = table.get("reshard_after_forward")
+    reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
-    if isinstance(again, str) and again.upper() in (*STRATEGIES, *WHOLE):  # version 1 wrote a strategy under this name
-        name, again = again.upper(), None
+    if isinstance(reshard_value, str) and reshard_value.upper() in (
+        *STRATEGIES,
+        *WHOLE,
+    ):  # version 1 wrote a strategy under this name
+        name, reshard_value = reshard_value.upper(), None
     if name in WHOLE:
         raise reading.wrong(
             "fsdp_config.fsdp_sharding_strategy",
@@ -107,8 +110,8 @@ def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
         known = ", ".join(word for word in STRATEGIES if not word.isdigit())
         raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {known}")
     zero, reshard = STRATEGIES[name]
-    if again is not None:
-        reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", again)
+    if reshard_value is not None:
+        reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
@@ -148,9 +151,9 @@ def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any
 
 
 def _run(reading: Reading, table: Table, world: int, machines: int, parallel: Table, words: dict[str, Any]) -> RunUnder:
-    layout, more = fsdp_layout(reading, table, world, machines, parallel)
-    own = summing(reading, table, words)
-    return RunUnder(layout, {**computing(words), **more}, own)
+    layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
+    settings = summing(reading, table, words)
+    return RunUnder(layout, {**computing(words), **fsdp_words}, settings)
 
 
 def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
@@ -159,9 +162,9 @@ def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    said = data.get("fsdp") or ""
-    words = said.split() if isinstance(said, str) else said if isinstance(said, list) else []
-    for word in words if said is not True else []:
+    fsdp = data.get("fsdp") or ""
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    for word in words if fsdp is not True else []:
         name = str(word).upper()
         if name in STRATEGIES:
             out.setdefault("sharding_strategy", name)

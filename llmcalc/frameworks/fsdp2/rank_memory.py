@@ -18,7 +18,7 @@ from ...evidence import STATUSES
 from ...model import ModelSpec
 from ...optional import TOWERS
 from ...parallel.layout import Layout
-from ...parallel.layout_request import dated
+from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
@@ -30,11 +30,11 @@ from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
-from .pipeline import NEWEST, Piped, piped_at, stage_memory
+from .pipeline import NEWEST, ScheduleSettings, schedule_settings_at, stage_memory
 from .pipeline_replay import played_stage
 from .settings import titan_settings
-from .training import TITAN, Fsdp, FsdpRun, called, date_of, record, sharding
-from .with_tensor_parallel import ShardedAndDivided
+from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
+from .with_tensor_parallel import FsdpTensorParallelProfile
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
 """What is known of a run by default."""
@@ -64,7 +64,7 @@ def fsdp_memory(
     runtime: Runtime = HOPPER,
     fsdp: Fsdp = TITAN,
     tensors: Term | None = None,
-    piped: Piped = NEWEST,
+    schedule_settings: ScheduleSettings = NEWEST,
     shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """Replays training of one rank. `training.dtype` is the number format in which modules compute.
@@ -83,24 +83,28 @@ def fsdp_memory(
     sharded = sharding(training, layout, rank, fsdp)
     if tensors is None:
         evidence = evidence_of_run(spec, training.choices, training.optimizer, training.include)
-        under = evidence_for(layout, trains=True).run(evidence_of_parts(spec, training.include), training.optimizer)
-        tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*under, *evidence])
+        framework_evidence = evidence_for(layout, trains=True).run(
+            evidence_of_parts(spec, training.include), training.optimizer
+        )
+        tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
     tensors = _known(layout, fsdp, tensors)
     if layout.pp > 1:
-        played = None
+        replayed = None
         if shared is not None:
             expandable, workspace = runtime.expandable, runtime.workspace
-            played = played_stage(spec, training, layout, rank, expandable, workspace, fsdp, piped, shared)
-        if played is not None:
-            return summarize(played, runtime, layer_stacks(spec), tensors)
-        return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, piped)
+            replayed = played_stage(
+                spec, training, layout, rank, expandable, workspace, fsdp, schedule_settings, shared
+            )
+        if replayed is not None:
+            return summarize(replayed, runtime, layer_stacks(spec), tensors)
+        return stage_memory(spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    ring, local = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
+    ring, rank_training = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         if layers and fsdp.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
-        return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
+        return [record(spec, rank_training, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
     return device_memory(spec, run, runtime, (), tensors, training.recompute.every)
 
@@ -110,16 +114,21 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
-    one, layout = run.memory, run.layout
-    version, own = dated(run.version), titan_settings(run.own_settings)
-    training = one.training()
-    if TOWERS.name in one.states.count.include:
+    memory, layout = run.memory, run.layout
+    version, own = version_date(run.version), titan_settings(run.own_settings)
+    training = memory.training()
+    if TOWERS.name in memory.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    training, fsdp = called(one.spec, training, version, own)
+    training, fsdp = torchtitan_training(memory.spec, training, version, own)
     fsdp = replace(fsdp, prefetch=layout.prefetch)
-    settings = one.tensors(training.choices.attention)
-    tensors, piped = None if settings.status == "exact" else settings, piped_at(date_of(version, own), own.schedules)
-    return fsdp_memory(one.spec, training, layout, rank, runtime, fsdp, tensors, piped, run.shared(runtime))
+    settings = memory.tensors(training.choices.attention)
+    tensors, schedule_settings = (
+        None if settings.status == "exact" else settings,
+        schedule_settings_at(torchtitan_date(version, own), own.schedules),
+    )
+    return fsdp_memory(
+        memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.shared(runtime)
+    )
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
@@ -145,22 +154,28 @@ def communication(
     run = _few(spec, training, layout, rank, fsdp)
     reduces = training.microbatches if fsdp.reduces_each else 1
     stacks = layer_stacks(spec)
-    found: dict[tuple[object, ...], Collective] = {}
+    collectives: dict[tuple[object, ...], Collective] = {}
     for layer, group in run.lowering.groups.items():
         times = _layers_like(layer, stacks)
-        for one in group.collectives(training.microbatches, reduces):
-            key = layer.path, *one[1:6]
-            before = found.get(key)
-            found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
-    if isinstance(run.lowering, ShardedAndDivided):
+        for collective in group.step_collectives(training.microbatches, reduces):
+            key = layer.path, *collective[1:6]
+            earlier = collectives.get(key)
+            collectives[key] = (
+                collective._replace(times=times * collective.times)
+                if earlier is None
+                else _joined(earlier, collective, times)
+            )
+    if isinstance(run.lowering, FsdpTensorParallelProfile):
         run.next_batch()
         run.forward_and_backward()
-        for place, one in run.lowering.messages:
+        for place, collective in run.lowering.messages:
             path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
             times = training.microbatches * _layers_like(Layer(path, place.turn), stacks)
-            before = found.get((path, *one[1:6]))
-            found[path, *one[1:6]] = one._replace(times=times) if before is None else _joined(before, one, times)
-    return list(found.values())
+            earlier = collectives.get((path, *collective[1:6]))
+            collectives[path, *collective[1:6]] = (
+                collective._replace(times=times) if earlier is None else _joined(earlier, collective, times)
+            )
+    return list(collectives.values())
 
 
 def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
@@ -168,19 +183,21 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
 
     Raises `InputError` as `rank_memory` does.
     """
-    one, layout = run.memory, run.layout
+    memory, layout = run.memory, run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
-    training, fsdp = called(one.spec, one.training(), dated(run.version), titan_settings(run.own_settings))
+    training, fsdp = torchtitan_training(
+        memory.spec, memory.training(), version_date(run.version), titan_settings(run.own_settings)
+    )
     counts: dict[Message, Number] = {}
-    for each in communication(one.spec, training, layout, rank, fsdp):
-        alike = Message(each.group, each.ranks, each.kind, each.bytes, 0)
-        counts[alike] = counts.get(alike, 0) + each.times
-    return [alike._replace(count=count) for alike, count in counts.items()]
+    for collective in communication(memory.spec, training, layout, rank, fsdp):
+        message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
+        counts[message] = counts.get(message, 0) + collective.times
+    return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _joined(before: Collective, one: Collective, times: int) -> Collective:
-    return before._replace(times=before.times + times * one.times)
+def _joined(earlier: Collective, collective: Collective, times: int) -> Collective:
+    return earlier._replace(times=earlier.times + times * collective.times)
 
 
 def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:

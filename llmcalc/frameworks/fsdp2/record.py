@@ -20,7 +20,7 @@ FRAMEWORK = Framework(
         untried=("ep",),
         sequence_parallel=True,
         fills_pipeline=True,
-        pipelines_if_asked=True,  # a replay of `fully_shard` in a pipeline takes seconds
+        pipelines_on_request=True,  # a replay of `fully_shard` in a pipeline takes seconds
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again
     ),
     launch_file=LaunchFile(

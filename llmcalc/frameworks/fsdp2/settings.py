@@ -1,4 +1,4 @@
-"""What only files have words for that start a run under FSDP: float8 products, and how gradients are summed.
+"""FSDP settings that only launch files have: float8 products and the reduction of gradients.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these dates.
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 Float8Recipe: TypeAlias = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 MULTIPLE = 16
-"""Both sides of a matrix of a float8 product are multiples of it (`module_filter_fn`)."""
+"""The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,10 @@ class Float8:
     """How torchao runs linear layers in 8 bits (`convert_to_float8_training`).
 
     gathers: whether FSDP gathers their weights in 8 bits (`enable_fsdp_float8_all_gather`), false by default.
-    recipe: how numbers are scaled; `tensorwise` by default.
-    skips: linear layers whose names in torchtitan contain one of these stay as they are (`filter_fqns`).
-    skips_small: whether those that are too small to gain anything do too (`auto_filter_small_kn`), false by default.
+    recipe: scaling of the numbers; `tensorwise` by default.
+    skips: texts; a linear layer with one of them in its torchtitan name is not converted (`filter_fqns`).
+    skips_small: whether layers too small to gain speed are not converted either (`auto_filter_small_kn`), false by
+        default.
     """
 
     gathers: bool = False
@@ -31,12 +32,12 @@ class Float8:
     skips_small: bool = False
 
     def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: in torchtitan. rows, columns: of its whole weight.
+        """Whether a linear layer runs in 8 bits. name: its torchtitan name. rows, columns: sides of its whole weight.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(one in name for one in self.skips):
+        if rows % MULTIPLE or columns % MULTIPLE or any(skipped in name for skipped in self.skips):
             return False
         if not self.skips_small:
             return True
@@ -47,18 +48,17 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """A job's settings that `llmcalc memory` has no options for. The last three are for files of accelerate.
+    """Settings of a job without options in `llmcalc memory`. Files of accelerate set the last three.
 
     old: whether the file has the form of 2024.
-    float8: how linear layers run in 8 bits; None (default) if they do not.
+    float8: the conversion of linear layers to float8; None (default) for none.
     loss_parallel: with tensor parallelism, whether the loss is computed on divided logits; true by default.
-    async_tensor_parallel: whether products run beside the collectives around them (symmetric memory); false by default.
-    compiled_loss: whether the loss is compiled; None (default) for what torchtitan of that date does.
-    schedules: how many times a step runs the schedule of its pipeline, whose gradients are added up; 1 by default.
-    reduced: the number format in which gradients are summed over ranks; empty (default) for torchtitan's.
-    reduces_each: whether the gradients of every micro-batch are summed over ranks, or those of the last one alone; true
-        by default.
-    flat: whether the parameters of a layer are one flat tensor, as in version 1 of FSDP; false by default.
+    async_tensor_parallel: whether products and collectives overlap (symmetric memory); false by default.
+    compiled_loss: whether the loss is compiled; None (default) for torchtitan's default at its date.
+    schedules: number of pipeline schedules per step; 1 by default.
+    reduced: number format in which gradients are reduced; empty (default) for torchtitan's.
+    reduces_each: whether every micro-batch reduces its gradients, or only the last one of a step; true by default.
+    flat: whether the parameters of a layer are one flat tensor, as in FSDP version 1; false by default.
     """
 
     old: bool = False

@@ -148,9 +148,9 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 
 def is_titan(data: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
-    there = [name for name in SECTIONS if isinstance(data.get(name), Mapping)]
+    sections = [name for name in SECTIONS if isinstance(data.get(name), Mapping)]
     model = data.get("model")
-    return len(there) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in there)
+    return len(sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in sections)
 
 
 class _Job:
@@ -195,17 +195,17 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     reading = job.reading
     for name, table in job.data.items():
         _check_section(reading, name, table)
-    old = "parallelism" not in job.data
+    is_2024_form = "parallelism" not in job.data
     name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
     if not isinstance(size, str):
         raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
-    spec = flavor("llama3" if name is None else str(name), size, reading.where, old=old)
+    spec = flavor("llama3" if name is None else str(name), size, reading.where, old=is_2024_form)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
-    own = _own(job, layout, old)
+    own_settings = _own(job, layout, is_2024_form)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own)
+    return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own_settings)
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:
@@ -226,27 +226,27 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
 
 
 def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
-    reading, spots = job.reading, ("parallelism", "training")
-    tp = job.size("tensor_parallel_degree", 1, *spots)
+    reading, sections = job.reading, ("parallelism", "training")
+    tp = job.size("tensor_parallel_degree", 1, *sections)
     pp = job.size("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
     cp = job.size("context_parallel_degree", 1, "parallelism", "experimental")
     ep = job.size("expert_parallel_degree", 1, "parallelism")
-    replicas = job.size("data_parallel_replicate_degree", 1, *spots)
-    name, asked = job.find("data_parallel_shard_degree", *spots)
-    if asked is None:
-        name, asked = job.find("data_parallel_degree", "training")
-    shard = -1 if asked is None else size_of(reading, name, asked, least=-1)
+    replicas = job.size("data_parallel_replicate_degree", 1, *sections)
+    name, shard_value = job.find("data_parallel_shard_degree", *sections)
+    if shard_value is None:
+        name, shard_value = job.find("data_parallel_degree", "training")
+    shard = -1 if shard_value is None else size_of(reading, name, shard_value, least=-1)
     if shard == 0:
         raise reading.wrong(name, "0; expected -1 or at least 1")
-    others = tp * pp * cp * replicas
+    other_ranks = tp * pp * cp * replicas
     if world_size is None:
-        world_size = others * shard if shard > 0 else max(1, -(-USUAL_WORLD // others)) * others
+        world_size = other_ranks * shard if shard > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
         reading.notes.append(f"{world_size} devices are assumed")
     if shard < 0:
-        shard = max(1, world_size // others)
-    if others * shard != world_size:
+        shard = max(1, world_size // other_ranks)
+    if other_ranks * shard != world_size:
         raise InputError(
-            f"--devices: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · "
+            f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, sizes = _stages(job, pp, layers)
@@ -285,49 +285,49 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     text = "1f1b" if value is None else str(value).lower()[:60]
     if text not in schedules:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
-    several = schedules[text] == "interleaved"
+    is_interleaved = schedules[text] == "interleaved"
     first = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", least=0)
     last = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", least=0)
-    each = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
-    vpp = 2 if several else 1
-    given = _split_points(job, pp, several, layers)
-    if given is not None:
-        return schedules[text], len(given) // pp, given
+    layers_per_stage = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
+    vpp = 2 if is_interleaved else 1
+    split_layers = _split_points(job, pp, is_interleaved, layers)
+    if split_layers is not None:
+        return schedules[text], len(split_layers) // pp, split_layers
     if "parallelism" not in job.data:
         base, extra = divmod(layers, pp * vpp)
         if base < 1:
             raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
         middle = [base + (i < extra) for i in range(pp * vpp - 2)]
         return schedules[text], vpp, (base, *middle, layers - base - sum(middle))
-    if each is not None:
-        per = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", each)
-        stages = -(-(layers + first + last) // per)
-        if stages % pp or (stages // pp == 1) == several:
+    if layers_per_stage is not None:
+        stage_layers = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
+        stages = -(-(layers + first + last) // stage_layers)
+        if stages % pp or (stages // pp == 1) == is_interleaved:
             raise job.reading.wrong(
-                "parallelism.pipeline_parallel_layers_per_stage", f"{per} makes {stages} stages for {pp} ranks"
+                "parallelism.pipeline_parallel_layers_per_stage", f"{stage_layers} makes {stages} stages for {pp} ranks"
             )
         vpp = stages // pp
-    least, more = divmod(layers + first + last, pp * vpp)
-    if least < max(1, first, last):
+    base_layers, remainder = divmod(layers + first + last, pp * vpp)
+    if base_layers < max(1, first, last):
         raise job.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
-    sizes = [least + (i < more) for i in range(pp * vpp)]
+    sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
     sizes[0] -= first
     sizes[-1] -= last
     return schedules[text], vpp, tuple(sizes)
 
 
-def _split_points(job: _Job, pp: int, several: bool, layers: int) -> tuple[int, ...] | None:
+def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
     """The layers of each stage where a job names the first layer of every stage but the first; None if it does not."""
     name, points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(points, str):
-        points = [one.strip() for one in points.split(",") if one.strip()]
+        points = [point.strip() for point in points.split(",") if point.strip()]
     if not points:
         return None
-    words = [one.removeprefix("layers.") if isinstance(one, str) else "" for one in points]
-    ends = [0, *(int(one) if one.isdigit() else -1 for one in words), layers]
+    words = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in points]
+    ends = [0, *(int(point) if point.isdigit() else -1 for point in words), layers]
     if sorted(set(ends)) != ends:
         raise job.reading.wrong(name, f"{shown(points)}; expected layers in rising order, such as layers.4")
-    if len(words) + 1 != pp and (not several or (len(words) + 1) % pp):
+    if len(words) + 1 != pp and (not is_interleaved or (len(words) + 1) % pp):
         raise job.reading.wrong(name, f"{len(words) + 1} stages for {pp} ranks; expected {pp - 1} split points")
     return tuple(b - a for a, b in pairwise(ends))
 
@@ -387,32 +387,32 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     `fully_shard` gathers weights in the format of computing; without shards, autocast does the same, but neither with
     tensor parallelism or a pipeline nor before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    own = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
-    computes = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
-    if computes == own:
-        return {"dtype": own, "master_weights": "none"}
-    if own == "bf16":
+    weights = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
+    compute = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    if compute == weights:
+        return {"dtype": weights, "master_weights": "none"}
+    if weights == "bf16":
         raise job.reading.wrong("training.mixed_precision_param", "float32 over weights in bfloat16 is not supported")
     if layout.zero:
-        return {"dtype": computes, "master_weights": "fp32"}
+        return {"dtype": compute, "master_weights": "fp32"}
     if "parallelism" in job.data and layout.tp == layout.pp == 1:
         return {"precision": "autocast"}
     job.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
-    return {"dtype": own, "master_weights": "none"}
+    return {"dtype": weights, "master_weights": "none"}
 
 
 def _piped(job: _Job, local: int, pp: int) -> tuple[int, int]:
     """Sequences of a micro-batch of a pipeline, and their number: in 2024 as many as stages, later of a given size."""
     name, count = job.find("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job.data:
-        each = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
-        name, pieces = "parallelism.pipeline_parallel_microbatch_size", local // each
+        micro_batch = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
+        name, pieces = "parallelism.pipeline_parallel_microbatch_size", local // micro_batch
     else:
         pieces = pp if count is None else size_of(job.reading, name, count)
-        each = local // pieces
-    if each < 1 or each * pieces != local:
+        micro_batch = local // pieces
+    if micro_batch < 1 or micro_batch * pieces != local:
         raise job.reading.wrong(name, f"{local} sequences do not divide into such micro-batches; expected a divisor")
-    return each, pieces
+    return micro_batch, pieces
 
 
 def _optimizer(job: _Job) -> str:
@@ -427,9 +427,9 @@ def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
         return "fused" if job.flag("fused", True, "optimizer") else "foreach"
     default = "foreach" if "parallelism" not in job.data else "fused"
-    found = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
+    implementation = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
     words: dict[str, Literal["fused", "foreach", "loop"]] = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
-    return words[found]
+    return words[implementation]
 
 
 def _compiled(job: _Job) -> bool:
@@ -464,14 +464,14 @@ SELECTIVE_OPERATIONS = "selective-op"
 """
 
 
-def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
+def _own(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
     """What only torchtitan has words for."""
-    reading, own_async = job.reading, ("parallelism", "experimental")
+    reading, sections = job.reading, ("parallelism", "experimental")
     settings = TitanSettings(
-        old=old,
+        old=is_2024_form,
         float8=_float8(job, layout),
         loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *own_async),
+        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *sections),
         compiled_loss=_compiled_loss(job),
         schedules=_schedules(job, layout) if layout.pp > 1 else 1,
     )
@@ -485,7 +485,7 @@ def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
         )
     if settings.async_tensor_parallel:
         reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
-    if old:
+    if is_2024_form:
         reading.notes.append("the file has the form of 2024: torchtitan of 2024-12-26, unless --framework-version")
     return settings
 
@@ -542,11 +542,11 @@ def _float8(job: _Job, layout: Layout) -> Float8 | None:
 
 def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
     """The section of products in 8 bits, with its name."""
-    found: Any = job.data.get("quantize")
+    section: Any = job.data.get("quantize")
     for name in ("linear", "float8"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if isinstance(found, Mapping):
-        return "quantize.linear.float8", found
+        section = section.get(name) if isinstance(section, Mapping) else None
+    if isinstance(section, Mapping):
+        return "quantize.linear.float8", section
     return "float8", job.data.get("float8", {})
 
 

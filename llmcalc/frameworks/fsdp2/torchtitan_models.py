@@ -112,7 +112,7 @@ def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
 
     old: whether the file is of 2024.
     """
-    family = next((one for one in ("llama3", "qwen3", "deepseek_v3") if one in name), None)
+    family = next((family_name for family_name in ("llama3", "qwen3", "deepseek_v3") if family_name in name), None)
     if family is None:
         raise InputError(f"{where}: model.name: '{name[:60]}' is not known; expected llama3, qwen3 or deepseek_v3")
     plain = next((size.removesuffix(end) for end in MASKED if size.endswith(end)), size)

@@ -21,10 +21,10 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
-from .lowering import HEAD, MODEL, Layer, Sharded
+from .lowering import HEAD, MODEL, FsdpProfile, Layer
 from .param_groups import Group, Sharding, Traffic
 from .settings import Float8, TitanSettings
-from .with_tensor_parallel import ShardedAndDivided
+from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class Fsdp:
 TITAN = Fsdp()
 """As torchtitan called it before 2025-07-28."""
 
-SPLIT = date(2025, 7, 28)
+SEPARATE_HEAD_SINCE = date(2025, 7, 28)
 """Since when torchtitan has groups of their own for embedding and head, and frees every layer after its forward pass,
 the last one too (83e694105).
 """
 
-OLD = date(2024, 12, 26)
+DATE_OF_2024_JOBS = date(2024, 12, 26)
 """The date of a job of 2024 where none is given (9dec370)."""
 
-USUAL = TitanSettings()
+DEFAULT_SETTINGS = TitanSettings()
 """Nothing that only a job says."""
 
 EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
@@ -85,13 +85,13 @@ IN_PLACE = date(2025, 12, 2)
 """Since when torch leaves gathered tokens of one sequence where they are (pull request 169404)."""
 
 
-def date_of(version: date | None, own: TitanSettings) -> date | None:
+def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
     """The date of torchtitan that runs a job: as given, else that of the job's form; None for the newest."""
-    return OLD if version is None and own.old else version
+    return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
-def called(
-    spec: ModelSpec, training: Training, version: date | None = None, own: TitanSettings = USUAL
+def torchtitan_training(
+    spec: ModelSpec, training: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
@@ -101,36 +101,36 @@ def called(
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
     """
-    version = date_of(version, own)
+    version = torchtitan_date(version, settings)
     dtype, frozen = "float32" if training.master else training.dtype, ""
-    reduced = own.reduced or ("float32" if training.gradient_dtype is None else training.gradient_dtype.name)
-    newer = version is None or version >= SPLIT
+    reduced = settings.reduced or ("float32" if training.gradient_dtype is None else training.gradient_dtype.name)
+    has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
-    if own.compiled_loss is not None:
-        eager_loss = not own.compiled_loss
-    alone = replace(training, master=False, gradient_dtype=None)
+    if settings.compiled_loss is not None:
+        eager_loss = not settings.compiled_loss
+    training = replace(training, master=False, gradient_dtype=None)
     if training.adapters is not None:
-        if own.flat:
+        if settings.flat:
             raise InputError(
                 "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
                 "too; expected fsdp_version 2"
             )
         frozen, dtype = dtype, training.adapters.dtype.name
-        alone = replace(alone, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
+        training = replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
     if eager_loss:
-        alone = replace(alone, choices=replace(training.choices, compiled_loss=False))
-    splits = newer and why_not_split(spec, training) == ""
-    return alone, Fsdp(
+        training = replace(training, choices=replace(training.choices, compiled_loss=False))
+    splits = has_separate_head and why_head_is_not_separate(spec, training) == ""
+    return training, Fsdp(
         dtype,
         reduced,
-        keeps_last=not newer,
-        reduces_each=own.reduces_each,
+        keeps_last=not has_separate_head,
+        reduces_each=settings.reduces_each,
         splits=splits,
-        float8=own.float8,
-        divides_loss=own.loss_parallel,
+        float8=settings.float8,
+        divides_loss=settings.loss_parallel,
         frozen=frozen,
         copies_gathered=version is not None and version < IN_PLACE,
-        overlaps=own.async_tensor_parallel,
+        overlaps=settings.async_tensor_parallel,
     )
 
 
@@ -152,7 +152,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
-    for holds, words in (
+    for applies, description in (
         (training.adapters is not None and training.adapters.base != "none", "adapters over quantized weights"),
         (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
         (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
@@ -163,11 +163,11 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         (training.gradient_dtype is not None, "sums of gradients in a format of their own"),
         (training.keeps_gradients, "gradients that are set to zero"),
     ):
-        if holds:
-            raise InputError(f"FSDP2 with {words} is not modelled")
+        if applies:
+            raise InputError(f"FSDP2 with {description} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[training.dtype], DTYPES[fsdp.reduced]
-    at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
-    index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
+    coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
+    index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
     return Sharding(
         layout.shards,
@@ -191,8 +191,8 @@ class FsdpRun(TrainingRun):
     without context parallelism.
     """
 
-    profile: type[Sharded] = Sharded
-    lowering: Sharded
+    profile: type[FsdpProfile] = FsdpProfile
+    lowering: FsdpProfile
 
     def __init__(
         self,
@@ -207,32 +207,32 @@ class FsdpRun(TrainingRun):
         program: RankFlow | None = None,
         ring: Ring | None = None,
     ) -> None:
-        if program is not None and program.shares.layout.tp > 1:
-            self.profile = ShardedAndDivided
+        if program is not None and program.rank_axes.layout.tp > 1:
+            self.profile = FsdpTensorParallelProfile
         super().__init__(spec, training, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard
         self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
         self.stacks = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (why := why_not_split(spec, training)):
+        if fsdp.splits and (why := why_head_is_not_separate(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
 
     def set_up(self) -> None:
         super().set_up()
-        arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+        set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step.
 
         If only the last one's gradients are summed, those between the first and the last are alike.
         """
-        every = self.fsdp.reduces_each
-        count = min(self.training.microbatches, 2 if every else 3)
+        reduces_every = self.fsdp.reduces_each
+        count = min(self.training.microbatches, 2 if reduces_every else 3)
         for i in range(count):
             if i:
                 self.next_batch()
-            self.traffic.reduces = every or i == count - 1
+            self.traffic.reduces = reduces_every or i == count - 1
             self.forward_and_backward()
 
     def finish_backward(self) -> None:
@@ -240,15 +240,17 @@ class FsdpRun(TrainingRun):
         self.traffic.finish(list(self.lowering.groups.values()))
 
 
-def arrange(groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool) -> None:
+def set_resharding_and_prefetch(
+    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool
+) -> None:
     """Says which groups free their whole parameters after the forward pass, and which others each gathers.
 
     stacks: the paths of layers.
     """
     last = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
     for layer, group in groups.items():
-        kept = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last)
-        group.reshards = reshard and not kept
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last)
+        group.reshards = reshard and not stays_gathered
     if fsdp.prefetch:
         for path in stacks:
             _prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
@@ -258,12 +260,12 @@ def _prefetch(layers: Sequence[Group], ahead: int) -> None:
     """Says which further layers each layer gathers."""
     for i, group in enumerate(layers):
         if i + ahead < len(layers):
-            group.ahead = layers[i + 1 : i + 1 + ahead]
+            group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
         if i >= ahead:
-            group.behind = layers[i - ahead : i][::-1]
+            group.backward_prefetch = layers[i - ahead : i][::-1]
 
 
-def why_not_split(spec: ModelSpec, training: Training) -> str:
+def why_head_is_not_separate(spec: ModelSpec, training: Training) -> str:
     """Why embedding and head are no groups of their own; empty if they may be."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
@@ -290,7 +292,7 @@ def record(
     run.next_batch()
     batch = meter.cut()
     run.micro_batches()
-    found = repeated(run, meter, set_up, batch, meter.cut())
-    return found or two_steps(
+    recorded = repeated(run, meter, set_up, batch, meter.cut())
+    return recorded or two_steps(
         FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
     )

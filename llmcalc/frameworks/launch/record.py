@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
-from ...parallel.layout import ALONE, Layout
+from ...parallel.layout import ONE_DEVICE, Layout
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
@@ -42,7 +42,7 @@ class Launch:
     framework: str
     spec: ModelSpec | None = None
     target: str = ""
-    layout: Layout = ALONE
+    layout: Layout = ONE_DEVICE
     settings: Mapping[str, Any] = field(default_factory=dict)
     own: Any = None
     env: Mapping[str, str] = field(default_factory=dict)

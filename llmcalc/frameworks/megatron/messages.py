@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """The messages for weights that the same ranks hold."""
     ranks, gradients = group.ranks, group.elements * FLOAT32
     if not group.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)
         return
     yield ranks.message("reduce_scatter", gradients, 1)
-    yield ranks.summed(gradients // ranks.shards, 1)
+    yield ranks.replica_all_reduce(gradients // ranks.shards, 1)
     yield ranks.message("all_gather", group.elements * group.width, 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
-from ...parallel.layout import ALONE
+from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .settings_from_options import settings_of, settings_on
@@ -21,7 +21,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
 def check(memory: Memory, version: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not have on any layout."""
-    settings_of(memory, ALONE, version)
+    settings_of(memory, ONE_DEVICE, version)
 
 
 def document(run: RunOnRanks) -> Mapping[str, Any]:

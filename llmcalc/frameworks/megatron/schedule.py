@@ -129,7 +129,7 @@ class RankRun:
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
-        self.at = self.layout.at(rank)
+        self.at = self.layout.coordinates(rank)
         self.sharing = sharing(settings)
         vocabulary = settings.padded_vocabulary
         self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})

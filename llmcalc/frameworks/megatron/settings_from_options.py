@@ -19,7 +19,7 @@ from ...flow.axis import extent
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import ImpossibleLayout, Layout
-from ...parallel.layout_request import dated
+from ...parallel.layout_request import version_date
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
 from ...workload.setting import declared, option
@@ -60,7 +60,7 @@ def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100
         "kind": "gpt",
         "world_size": layout.world,
         "gpu": gpu,
-        "date": dated(version),
+        "date": version_date(version),
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (chosen.num_microbatches or 1),
         "seq_length": int(use.workload.seq),

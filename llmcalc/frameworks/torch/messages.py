@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 
 BUCKETS = 2**20, 25 * 2**20
 """Bytes of gradients in the first bucket of DistributedDataParallel, and in the others."""
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """The messages for weights that the same ranks hold; buckets fill from the last parameter to the first."""
     sizes = (weight.tensor.size * group.width for weight in reversed(group.weights) for _ in range(weight.count))
     for size in bucket_sizes(sizes):

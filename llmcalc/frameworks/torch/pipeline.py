@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
-from ...parallel.schedules import Action, pipeline, schedule_of, torch_group
+from ...parallel.schedules import Action, effective_schedule, pipeline, torch_group
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import ENTRY
@@ -223,7 +223,7 @@ class RankRun:
                 f"--num-microbatches {training.microbatches}: a pipeline of torch has buffers of each micro-batch, and "
                 f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
-        at = layout.at(rank)
+        at = layout.coordinates(rank)
         self.layout, self.training, self.meter = layout, training, meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         own = [stage for stage in stages(layout, layers) if stage.rank == at.pp]
@@ -265,7 +265,7 @@ class RankRun:
     def passes(self) -> None:
         """The forward and backward passes of all micro-batches."""
         self.begin_step()
-        if self.layout.pp > 1 and schedule_of(self.layout) == "1f1b":
+        if self.layout.pp > 1 and effective_schedule(self.layout) == "1f1b":
             self._one_forward_one_backward(self.chunks[0])
         else:
             self._in_order()

@@ -64,7 +64,7 @@ def played_rank(
         return RankRun(spec, training, layout, rank, meter, workspace)
 
     run = made(meter := EventMeter())
-    alone = layout.at(rank).pp == layout.pp - 1
+    alone = layout.coordinates(rank).pp == layout.pp - 1
     key = alike(spec, run, rank, alone)
     if key not in shared and training.microbatches > FEW and not training.optimizer_in_backward:
         shared[key] = known(made(recorder := Recorder()), recorder, alone, expandable)
@@ -83,7 +83,7 @@ def played_rank(
 
 def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object, ...]:
     """What the passes of a rank depend on beside the training and the layout."""
-    at, stacks = run.layout.at(rank), [stack for _, stack in spec.stacks()]
+    at, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     where = 0 if spec.vocab_size % run.layout.tp == 0 else at.tp  # every other axis is divided evenly
     if len(stacks) > 1:
         return rank, alone

@@ -47,7 +47,7 @@ class Ring:
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
     """The ring of a rank of a layout; None without context parallelism."""
-    return None if layout.cp == 1 else Ring(layout.cp, layout.at(rank).cp, layout.cp_comm == "allgather")
+    return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:

@@ -27,8 +27,8 @@ from ...errors import InputError
 from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...parallel.placements import Collective, CollectiveKind, Placements, by_tokens
-from ...parallel.rank_program import RankFlow, Shard, axes_of, is_divided
+from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
+from ...parallel.rank_program import RankFlow, Shard, flat_axes, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import Frame, Path
@@ -99,7 +99,7 @@ class Divided(Eager):
         self.messages = []
         if not isinstance(program, RankFlow):
             return
-        layout = program.shares.layout
+        layout = program.rank_axes.layout
         if layout.tp > 1:
             self.check_plan(program)
         self.ranks = layout.tp
@@ -120,7 +120,7 @@ class Divided(Eager):
         """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
         assert self.places is not None
         for name, step in named_steps(program.root.items):
-            makes_rows = not step.ins and bool(step.outs) and by_tokens(step.outs[0].rows)
+            makes_rows = not step.ins and bool(step.outs) and has_tokens(step.outs[0].rows)
             if not step.outs or (step.weight is None and not makes_rows):
                 continue
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
@@ -134,7 +134,7 @@ class Divided(Eager):
 
     def is_by_tokens(self, value: Value) -> bool:
         """Whether ranks have a value of different tokens."""
-        return self.places is not None and self.places.of(value) == "rows"
+        return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
         shape = super().shape(value)
@@ -222,7 +222,7 @@ class Divided(Eager):
         """The logits of the whole vocabulary (`ColwiseParallel` with a whole output, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in axes_of(value.axes) if isinstance(axis, Shard)), None)
+        axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
         new, (*rows, own), whole = self.graph.new, logits.shape, axis.whole
@@ -329,7 +329,7 @@ class Divided(Eager):
 
     def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Rows of a table, of which each rank has some (`RowwiseParallel` of an embedding)."""
-        weighed = () if step.weight is None else (*axes_of(step.weight.ins), *axes_of(step.weight.out))
+        weighed = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
         rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
             return super().looked_up(step, weight, index)
@@ -460,11 +460,11 @@ def check_divided(program: RankFlow) -> None:
     """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks: torch divides a
     projection's rows, and no head.
     """
-    layout = program.shares.layout
+    layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
-        for axis in axes_of(step.outs[0].axes) if step.outs else ():
+        for axis in flat_axes(step.outs[0].axes) if step.outs else ():
             if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.whole < axis.degree:
                 raise InputError(
                     f"--tp {layout.tp}: torch divides no key head, and there are {axis.whole}; expected a divisor"

@@ -96,7 +96,7 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
         run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=fsdp)
     elif job.layout.zero == 3:
         layout = job.layout
-        sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, fsdp)
+        sharded = sharding(job.how, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
         run = FsdpRun(job.spec, job.how, sharded, fsdp, layout.reshard, meter=meter, program=program)
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors

@@ -188,7 +188,7 @@ class Rank:
     def __init__(self, job: Job, log: list[str] | None = None) -> None:
         self.job, self.mode = job, OnRank()
         self.rank, layout = dist.get_rank(), job.layout
-        self.at = layout.at(self.rank)
+        self.at = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"
         sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
         self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)

@@ -9,7 +9,7 @@ from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...parallel.layout_rules import LayoutRules
-from ...parallel.messages import GradientRules, GroupOfWeights, Message
+from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ..framework import EstimateErrors, Framework, RunOnRanks
 from ..launch.record import Launch, LaunchFile, Source, Table
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
@@ -26,7 +26,7 @@ def estimate(memory: Memory) -> PeakEstimate:
     return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), memory.training(), nothing)
 
 
-def gradient_messages(group: GroupOfWeights) -> Iterator[Message]:
+def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """One sum of all gradients."""
     yield group.ranks.message("all_reduce", group.elements * group.width, 1)
 

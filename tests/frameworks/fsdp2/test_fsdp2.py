@@ -23,7 +23,15 @@ from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
-from llmcalc.frameworks.fsdp2.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
+from llmcalc.frameworks.fsdp2.training import (
+    SEPARATE_HEAD_SINCE,
+    TITAN,
+    Fsdp,
+    FsdpRun,
+    record,
+    sharding,
+    torchtitan_training,
+)
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -215,7 +223,7 @@ def test_adapters_are_sharded_with_the_frozen_weights(
 
 def test_adapters_have_a_format_of_their_own_by_default() -> None:
     training = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
-    alone, fsdp = called(family("llama3-8b"), training)
+    alone, fsdp = torchtitan_training(family("llama3-8b"), training)
     assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
@@ -321,12 +329,12 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
     training = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
-    of_rank = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
+    rank_model = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
-    few = record(spec, training, of_rank, fsdp, layers={0: stacks[0].kinds(RECORDED_REPEATS)})
+    few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].kinds(RECORDED_REPEATS)})
     found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
-    run = FsdpRun(spec, training, of_rank, fsdp, meter=meter)
+    run = FsdpRun(spec, training, rank_model, fsdp, meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, Place()
@@ -401,7 +409,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: Fsdp) -> Non
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
-        assert Counter((one.kind, steps * one.bytes) for one in run.traffic.sent) == Counter(
+        assert Counter((one.kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
             {(kind, steps * size): times // steps for (kind, size), times in expected.items()}
         )
 
@@ -450,18 +458,20 @@ def test_layers_that_share_parameters_are_refused() -> None:
 
 def test_master_weights_are_the_shards() -> None:
     spec, training = family("llama3-8b"), Training(batch=1, seq=9, master=True)
-    before, since = (called(spec, training, day) for day in (SPLIT - timedelta(1), SPLIT))
+    before, since = (
+        torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
+    )
     assert before == (replace(training, master=False), Fsdp(copies_gathered=True))
     assert since == (replace(training, master=False), replace(SINCE, copies_gathered=True))
-    assert called(spec, training) == (replace(training, master=False), SINCE)
-    assert called(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
-    assert called(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
+    assert torchtitan_training(spec, training) == (replace(training, master=False), SINCE)
+    assert torchtitan_training(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
+    assert torchtitan_training(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
 
 
 def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
     """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
     spec, training, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
-    training, fsdp = called(spec, training)
+    training, fsdp = torchtitan_training(spec, training)
     theirs = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
     before = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
     module: Any = spec.reference()

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
+from tests.frameworks.torch.schedule_settings import by_torch, replayed
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
@@ -21,10 +22,10 @@ from llmcalc.frameworks.fsdp2.pipeline import (
     LAST_OUTPUTS,
     NEWEST,
     RETURNS_NOTHING,
-    Piped,
+    ScheduleSettings,
     ShardedRank,
-    piped_at,
     replay_rank,
+    schedule_settings_at,
     stage_memory,
 )
 from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
@@ -36,7 +37,6 @@ from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
-from tests.frameworks.torch.piped import by_torch, replayed
 from tests.simulator.allocator_witness import WitnessAllocator
 
 WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
@@ -57,7 +57,7 @@ class Case(NamedTuple):
     microbatches: int
     stage: int
     fsdp: Fsdp = WIDE
-    piped: Piped = NEWEST
+    schedule_settings: ScheduleSettings = NEWEST
     recompute: str = "none"
 
     def __str__(self) -> str:
@@ -71,11 +71,11 @@ TWO = Layout(pp=2, dp=2, zero=3, reshard=False)
 
 CASES = [
     Case(4, TWO, 4, 0),
-    Case(4, TWO, 4, 1, recompute="full", piped=Piped(returns=True)),
+    Case(4, TWO, 4, 1, recompute="full", schedule_settings=ScheduleSettings(returns=True)),
     Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
     Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 3, 2, NARROW),
     Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
-    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, piped=Piped(returns=True)),
+    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, schedule_settings=ScheduleSettings(returns=True)),
     Case(
         4,
         Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved", sequence_parallel=True, reshard=False),
@@ -102,7 +102,7 @@ def test_a_rank_holds_what_torch_does(case: Case) -> None:
         implementation="foreach",
         recompute=recompute_of(case.recompute),
     )
-    run = spec, training, layout, layout.rank(pp=case.stage), case.fsdp, case.piped
+    run = spec, training, layout, layout.rank(pp=case.stage), case.fsdp, case.schedule_settings
     assert replayed(*run) == by_torch(*run)
 
 
@@ -125,7 +125,9 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
 def test_a_step_of_several_schedules_adds_up_shards() -> None:
     """The second schedule of a step finds the gradients of the first, which stay sharded."""
     training = Training(batch=1, seq=4, microbatches=8)
-    one, two = (replay_rank(small(4), training, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
+    one, two = (
+        replay_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules=n)) for n in (1, 2)
+    )
     assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
     assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
 
@@ -153,9 +155,9 @@ def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
 
 def test_outputs_are_returned_before_a_date() -> None:
     day = RETURNS_NOTHING.replace(day=21)
-    assert piped_at(day).returns
-    assert not piped_at(RETURNS_NOTHING).returns
-    assert piped_at(None) == NEWEST
+    assert schedule_settings_at(day).returns
+    assert not schedule_settings_at(RETURNS_NOTHING).returns
+    assert schedule_settings_at(None) == NEWEST
 
 
 @pytest.mark.parametrize(
@@ -168,14 +170,18 @@ def test_outputs_are_returned_before_a_date() -> None:
     ],
 )
 def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
-    before, since = piped_at(day - timedelta(days=1)), piped_at(day)
-    assert {field.name for field in fields(Piped) if getattr(before, field.name) != getattr(since, field.name)} == words
+    before, since = schedule_settings_at(day - timedelta(days=1)), schedule_settings_at(day)
+    assert {
+        field.name for field in fields(ScheduleSettings) if getattr(before, field.name) != getattr(since, field.name)
+    } == words
 
 
-def _passed(piped: Piped, stage: int) -> tuple[int, int]:
+def _passed(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
     training = Training(batch=2, seq=8, microbatches=4)
-    run = ShardedRank(small(4), training, TWO, TWO.rank(pp=stage), meter := Meter(), piped=piped)
+    run = ShardedRank(
+        small(4), training, TWO, TWO.rank(pp=stage), meter := Meter(), schedule_settings=schedule_settings
+    )
     run.set_up()
     run.passes()
     passes = meter.now
@@ -189,9 +195,11 @@ def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
     In fp32 the whole gradients of the layer whose sum came last.
     """
     sent, layer = 2 * 8 * 48 * 2, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    old = Piped(returns=True, keeps_outputs=True, keeps_gradients=True)
+    old = ScheduleSettings(returns=True, keeps_outputs=True, keeps_gradients=True)
     for stage in (0, 1):
-        after, later = (_passed(piped, stage) for piped in (Piped(returns=True), old))
+        after, later = (
+            _passed(schedule_settings, stage) for schedule_settings in (ScheduleSettings(returns=True), old)
+        )
         assert later[0] - after[0] == 4 * sent
     assert _passed(replace(old, finishes=False), 1)[1] - _passed(old, 1)[1] == 4 * layer
 
@@ -202,7 +210,9 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
     table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     held: list[int] = []
     for infers in (False, True):
-        run = ShardedRank(small(4), training, TWO, 0, meter := Meter(), piped=Piped(infers_shapes=infers))
+        run = ShardedRank(
+            small(4), training, TWO, 0, meter := Meter(), schedule_settings=ScheduleSettings(infers_shapes=infers)
+        )
         run.set_up()
         run._take_batch()
         held.append(meter.now)

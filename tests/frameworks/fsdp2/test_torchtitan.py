@@ -22,7 +22,7 @@ from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
-from llmcalc.frameworks.fsdp2.training import Fsdp, called
+from llmcalc.frameworks.fsdp2.training import Fsdp, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import Source
 from llmcalc.frameworks.ranks import Cluster
@@ -74,7 +74,7 @@ def rows() -> dict[str, Any]:
 def test_reserved_bytes(name: str) -> None:
     """The error with torch's default segments; with expandable ones it is printed beside it."""
     run, spec = RUNS[name], llmcalc.load("llama3-8b").model
-    training, fsdp = called(
+    training, fsdp = torchtitan_training(
         spec,
         Training(
             batch=run.batch,
@@ -182,7 +182,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
     cluster = Cluster.of(one, launch.layout, launch.framework, own_settings=launch.own)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     for stage, reached in {0: run.reached, run.pp - 1: run.last or run.reached}.items():
-        found = cluster.of_rank(launch.layout.rank(pp=stage), one.runtime)
+        found = cluster.rank_model(launch.layout.rank(pp=stage), one.runtime)
         error = 100 * (found.device.reserved_bytes / measured - 1)
         print(f"{name}, stage {stage}: segments {error:+.1f} %")
         assert abs(error) <= reached

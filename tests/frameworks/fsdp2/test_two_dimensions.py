@@ -19,8 +19,8 @@ from llmcalc.device_memory.training import Training, TrainingRun
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
-from llmcalc.frameworks.fsdp2.training import IN_PLACE, TITAN, Fsdp, FsdpRun, called, sharding
-from llmcalc.frameworks.fsdp2.with_tensor_parallel import ShardedAndDivided
+from llmcalc.frameworks.fsdp2.training import IN_PLACE, TITAN, Fsdp, FsdpRun, sharding, torchtitan_training
+from llmcalc.frameworks.fsdp2.with_tensor_parallel import FsdpTensorParallelProfile
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -211,9 +211,9 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
     spec, training = MODELS["llama3-8b"], Training(batch=1, seq=16)
-    assert called(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered
-    assert not called(spec, training, IN_PLACE)[1].copies_gathered
-    assert not called(spec, training)[1].copies_gathered
+    assert torchtitan_training(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered
+    assert not torchtitan_training(spec, training, IN_PLACE)[1].copies_gathered
+    assert not torchtitan_training(spec, training)[1].copies_gathered
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -247,7 +247,7 @@ def test_what_float8_gathers() -> None:
         spec, training, sharding(training, layout, 0, Fsdp(float8=Float8(True))), program=rank_program(spec, layout, 0)
     )
     run.set_up()
-    assert isinstance(run.lowering, ShardedAndDivided)
+    assert isinstance(run.lowering, FsdpTensorParallelProfile)
     widths = {path[-1]: one.width for path, one in run.lowering.sharded.items()}
     assert widths["q_proj.weight"] == widths["down_proj.weight"] == 1
     assert widths["embed_tokens.weight"] == widths[".weight"] == 2

@@ -23,11 +23,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import Run
 from llmcalc.device_memory.training import Training
-from llmcalc.frameworks.fsdp2.pipeline import Piped, ShardedRank
+from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank
 from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.parallel.schedules import schedule_of
+from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
@@ -105,14 +105,16 @@ def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
     return model
 
 
-def by_torch(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def by_torch(
+    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     fields = vars(Run)["__dataclass_fields__"]
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with mesh_of(layout, rank) as mesh:
             layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-            own = [stage for stage in stages(layout, layers) if stage.rank == layout.at(rank).pp]
+            own = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
             parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
             updates = [
                 next(
@@ -125,7 +127,7 @@ def by_torch(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsd
             divided = loss_parallel() if layout.tp > 1 else nullcontext()
             with warnings.catch_warnings(), watch, sending(), divided:
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-                return _steps(spec, training, piped, schedule, own, parts, updates, watch)
+                return _steps(spec, training, schedule_settings, schedule, own, parts, updates, watch)
     finally:
         Run.__dataclass_fields__ = fields
 
@@ -133,7 +135,7 @@ def by_torch(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsd
 def _steps(
     spec: ModelSpec,
     training: Training,
-    piped: Piped,
+    schedule_settings: ScheduleSettings,
     schedule: Any,
     own: Any,
     parts: Any,
@@ -147,7 +149,7 @@ def _steps(
         watch.restart()
         given = (whole,) if own[0].first else ()
         losses: list[Any] = []
-        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=piped.returns)
+        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns)
         del losses, given
         found += [watch.peak - counts, watch.now - counts]
         watch.restart()
@@ -191,7 +193,7 @@ def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, ow
         )
         for one, part in zip(own, parts, strict=True)
     ]
-    several = schedule_of(layout) == "interleaved"
+    several = effective_schedule(layout) == "interleaved"
     schedule: Any
     if several:
         schedule = ScheduleInterleaved1F1B(made, training.microbatches, loss_fn=loss, scale_grads=False)
@@ -206,10 +208,12 @@ def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, ow
     return schedule
 
 
-def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, piped: Piped) -> list[int]:
+def replayed(
+    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+) -> list[int]:
     """The same, replayed."""
     meter = Meter()
-    run = ShardedRank(spec, training, layout, rank, meter, 0, fsdp, piped)
+    run = ShardedRank(spec, training, layout, rank, meter, 0, fsdp, schedule_settings)
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
