@@ -67,12 +67,12 @@ are.
 """
 
 
-class NoText(InputError):
+class NotAModelText(InputError):
     """What is at a path at a commit is no text that could describe a model."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class GitAnswer:
     """What a call of git wrote. code: its exit status."""
 
     code: int
@@ -85,7 +85,7 @@ def text_at(ref: str, path: Path) -> str | None:
     innermost folder above the file that holds a repository.
 
     Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
-    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above
+    unknown ref, and for a file that the repository has not fetched; `NotAModelText` for a folder, a file above
     `largest_text` and one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
@@ -109,19 +109,19 @@ def text_at(ref: str, path: Path) -> str | None:
         return None
     _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
     if kind != "blob":
-        raise NoText(f"{ref}:{path}: is a folder at that commit; expected a file")
+        raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not size.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
     limit = largest_text(path)
     if int(size) > limit:
-        raise NoText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+        raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
     content = _git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
         return content.out.decode()
     except UnicodeDecodeError:
-        raise NoText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
+        raise NotAModelText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
 
 def repository_root(file: Path) -> Path | None:
@@ -144,20 +144,20 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
             f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
             "lists those of other users)"
         )
-    found = os.fsdecode(answer.out.removesuffix(b"\n"))
-    named = root / ".git"
+    git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
+    expected = root / ".git"
     try:
-        if named.is_file():
-            with named.open("rb") as file:
-                named = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        same = os.path.samefile(found, named)
+        if expected.is_file():
+            with expected.open("rb") as file:
+                expected = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+        same = os.path.samefile(git_folder, expected)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         same = False
     if not same:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
+def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
@@ -187,7 +187,7 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
         answer = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, said = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            out, messages = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -197,11 +197,11 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
         finally:
             if process.returncode is None:
                 _end(process)
-    if len(out) > limit or len(said) > LARGEST_MESSAGE:
+    if len(out) > limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(f"--git: git {words[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
-    lines = said.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
+    lines = messages.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
     fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
-    return Answer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
+    return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -218,7 +218,7 @@ def program() -> str:
     may hold. Raises `InputError` if there is none.
     """
     for folder in os.get_exec_path():
-        found = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
-        if found is not None:
-            return found
+        path = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
+        if path is not None:
+            return path
     raise InputError("--git: the program git is not installed; expected it on the PATH")

@@ -28,14 +28,14 @@ from ..workload.workload import Workload
 Path: TypeAlias = tuple[tuple[str, str], ...]
 """(name, label) of each node on the way to a node."""
 
-Names: TypeAlias = tuple[str, ...]
+PathNames: TypeAlias = tuple[str, ...]
 """The names of a path."""
 
 LOSS: Path = (("loss", ""),)
 """The loss, which is no node of the model."""
 
 
-class At(NamedTuple):
+class Location(NamedTuple):
     """Where a pass is.
 
     path: of a node. depth: how many of its names are the path of a layer; 0 outside the layers. turn: the layer's index
@@ -52,7 +52,7 @@ class At(NamedTuple):
         return self.path[: self.depth]
 
     @property
-    def stack(self) -> Names:
+    def stack(self) -> PathNames:
         """The names of the path of the layer, which all kinds of layers of a stack have in common."""
         return tuple(name for name, _ in self.layer)
 
@@ -66,13 +66,13 @@ class Block:
 
     __slots__ = ("bytes", "ends", "keepers", "kind", "made")
 
-    def __init__(self, size: Number, kind: str, made: At) -> None:
+    def __init__(self, size: Number, kind: str, made: Location) -> None:
         self.bytes, self.kind, self.made = size, kind, made
-        self.keepers: list[At] = []
+        self.keepers: list[Location] = []
         self.ends = 0
 
     @property
-    def at(self) -> At:
+    def at(self) -> Location:
         """The node that first keeps it; the one that made it, if none does."""
         return self.keepers[0] if self.keepers else self.made
 
@@ -89,7 +89,7 @@ class Storages:
     """A meter that knows all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.whose, self.stream = "temporary", At(), None, 0
+        self.kind, self.place, self.whose, self.stream = "temporary", Location(), None, 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:
@@ -104,24 +104,24 @@ class Storages:
         block.keepers.append(self.place)
 
 
-class Noted(Eager):
+class PlacedEager(Eager):
     """The eager kernels, under a meter that is told in which node they run."""
 
     @property
     def place(self) -> Any:
         return self.at(self.frames[1:])
 
-    def at(self, frames: Sequence[Frame]) -> At:
+    def at(self, frames: Sequence[Frame]) -> Location:
         """The node of the innermost frame."""
         named = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.turn) for i, frame in enumerate(named) if frame.scope.takes is not None]
         depth, turn = layers[0] if layers else (0, -1)
-        return At(tuple(_named(frame.scope) for frame in named), depth, -1 if turn is None else turn)
+        return Location(tuple(_name_and_label(frame.scope) for frame in named), depth, -1 if turn is None else turn)
 
     def step(self, step: Step) -> None:
         meter = self.graph.meter
         outside, here = meter.place, self.at(self.frames[1:])
-        meter.place = here._replace(path=(*here.path, _named(step))) if step.name else here
+        meter.place = here._replace(path=(*here.path, _name_and_label(step))) if step.name else here
         super().step(step)
         meter.place = outside
 
@@ -141,7 +141,7 @@ class Noted(Eager):
         return super().replayed(frame, takes, gives)
 
 
-def _named(item: Scope | Step) -> tuple[str, str]:
+def _name_and_label(item: Scope | Step) -> tuple[str, str]:
     return item.name, item.about.get("label", "")
 
 
@@ -171,29 +171,34 @@ class Pass:
     layers: Mapping[int, int] = field(default_factory=dict)
 
 
-def kept_blocks(spec: ModelSpec, how: Pass, kernels: type[Noted] = Noted) -> list[Block]:
+def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager] = PlacedEager) -> list[Block]:
     """Every storage that the forward pass and its loss keep for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
     """
     meter = Storages()
     program = spec.program()
-    run_config = RunConfig(Workload(how.batch, how.seq, source=how.seq, phase="training"))
+    run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     run = kernels(
-        Graph(meter), run_config, how.dtype, recompute=how.recompute, include=how.include, choices=how.choices
+        Graph(meter),
+        run_config,
+        training_pass.dtype,
+        recompute=training_pass.recompute,
+        include=training_pass.include,
+        choices=training_pass.choices,
     )
-    run.run_only = dict(how.layers)
+    run.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (how.batch, how.seq), INT64)
+        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
         run.take_frames(program)
         labels = run.t.flatten(ids)
     out = run.run(program)
     if spec.head.type == "lm":
-        meter.place = At(LOSS)
+        meter.place = Location(LOSS)
         out = run.losses(out, labels)
     node = out.node
     del out
     run.left.clear()  # states that modules keep for a next pass
-    kept = [block for block in meter.alive.values() if block.kind == "temporary"]
+    blocks = [block for block in meter.alive.values() if block.kind == "temporary"]
     del node  # whose graph keeps them
-    return kept
+    return blocks

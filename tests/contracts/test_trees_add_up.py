@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.cache import kv
-from llmcalc.costs.flops import flops, sight_of
+from llmcalc.costs.flops import flops, run_config_of
 from llmcalc.costs.params import ParameterCount, params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
@@ -58,7 +58,7 @@ def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "params", document["tree"]
     for run in RUNS:
         try:
-            count = flops(spec, sight_of(spec, **run))
+            count = flops(spec, run_config_of(spec, **run))
         except InputError:  # encoders do not have all phases
             continue
         document = flops_view.report(preset("model", spec), count).data
@@ -102,7 +102,7 @@ def test_the_rows_of_explain_add_up_to_its_model_row(name: str) -> None:
         assert model.get("kv", 0) == kv(spec).bytes_per_token
     count: ParameterCount = params(spec)
     assert model["params"] == count.total
-    assert model["flops"] == Fraction(flops(spec, sight_of(spec, seq=40)).total, 40)
+    assert model["flops"] == Fraction(flops(spec, run_config_of(spec, seq=40)).total, 40)
 
 
 def whisper() -> ModelSpec:

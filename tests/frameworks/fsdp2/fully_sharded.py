@@ -35,7 +35,7 @@ from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import encoded, optimizers, result, token_ids
+from llmcalc.witnesses.loop import build_optimizers, encoder_input, loss_or_output, token_ids
 from tests.simulator.witness import Alive
 
 STEPS = 2
@@ -232,7 +232,7 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     finally:
         torch.set_default_dtype(before)
     adapters = None if how.adapters is None else replace(how.adapters, dtype=DTYPES[fsdp.dtype])
-    variants.change(model, how.choices, how.recompute, adapters)
+    variants.use_kernels(model, how.choices, how.recompute, adapters)
     formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
 
     def wrap(module: Any, reshards: bool | None) -> None:
@@ -276,7 +276,7 @@ def by_torch(
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
             model = sharded(spec, how, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
+            (optimizer,) = build_optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
             tracker: Any = watch(model, optimizer)
             with tracker:
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
@@ -297,11 +297,11 @@ def _steps(
     for step in range(1, 1 + steps(how)):
         for batch in range(how.microbatches):
             ids = token_ids(spec, how.batch, how.seq, "cpu")
-            source = encoded(spec, how.batch, how.seq, how.dtype, "cpu")
+            source = encoder_input(spec, how.batch, how.seq, how.dtype, "cpu")
             model.set_requires_gradient_sync(fsdp.reduces_each or batch == how.microbatches - 1)
             tracker.restart()
-            with variants.running(how.choices):
-                loss = result(spec, model, ids, source, how.choices)
+            with variants.kernel_context(how.choices):
+                loss = loss_or_output(spec, model, ids, source, how.choices)
                 seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
                     tracker.peak,
                     tracker.now,

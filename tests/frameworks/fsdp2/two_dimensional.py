@@ -40,7 +40,7 @@ from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import optimizers
+from llmcalc.witnesses.loop import build_optimizers
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Steps, Tracker, _steps, is_layer
 
 KINDS = {
@@ -134,7 +134,7 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     finally:
         torch.set_default_dtype(before)
     divide(model, mesh["tp"], fsdp.divides_loss)
-    variants.change(model, how.choices, how.recompute)
+    variants.use_kernels(model, how.choices, how.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model
@@ -185,7 +185,7 @@ def by_torch(
         with process_group(layout, rank) as mesh:
             model = sharded(spec, how, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
+            (optimizer,) = build_optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
             tracker: Any = watch(model, optimizer)
             with (
                 warnings.catch_warnings(),

@@ -31,7 +31,7 @@ from llmcalc.parallel.schedules import schedule_of
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
-from llmcalc.witnesses.loop import optimizers, token_ids
+from llmcalc.witnesses.loop import build_optimizers, token_ids
 from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT
 from tests.frameworks.fsdp2.two_dimensional import Parts, divide
 
@@ -89,7 +89,7 @@ def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
-    variants.change(model, how.choices, how.recompute)
+    variants.use_kernels(model, how.choices, how.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
@@ -115,7 +115,9 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
             own = [stage for stage in stages(layout, layers) if stage.rank == layout.at(rank).pp]
             parts = [wrapped(spec, how, layout, fsdp, mesh, stage) for stage in own]
             updates = [
-                next(iter(optimizers(how.optimizer, [(one, False) for one in part.parameters()], "foreach", False)))
+                next(
+                    iter(build_optimizers(how.optimizer, [(one, False) for one in part.parameters()], "foreach", False))
+                )
                 for part in parts
             ]
             schedule = _schedule(spec, how, layout, mesh, own, parts)
