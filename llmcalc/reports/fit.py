@@ -178,7 +178,7 @@ def _sequences(fitting: Fitting) -> str:
 def _notes(fitting: Fitting) -> list[str]:
     """Returns notes about how the numbers were found."""
     fit, memory_use = fitting.fit, fitting.memory.states
-    nominal = "; of the nominal memory: its usable share is not known" if fit.nominal else ""
+    nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [
         "each maximum changes one number of the run",
         f"tight: more than {units.percent(TIGHT, 0)} of the capacity{nominal}",

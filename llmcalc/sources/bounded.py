@@ -1,4 +1,4 @@
-"""Opens and reads the user's files within bounds: regular files alone, a largest size, a largest number of elements.
+"""Opens and reads the user's files within bounds: only regular files, of limited size and number of elements.
 
 Every reader of a user's file goes through `open_regular`. A FIFO, a device or a socket could block or never end, and
 files of `/proc` and `/sys` contain more than their size says; all of them are refused.

@@ -45,8 +45,7 @@ COMMON_HARDWARE = (
     "mi355x",
     "m3-ultra",
 )
-"""The accelerators that `llmcalc memory` compares by default: common ones of every memory size, to keep the list short.
-"""
+"""The accelerators that `llmcalc memory` lists by default: common ones of every memory size."""
 
 MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb)", re.IGNORECASE)
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -168,7 +167,7 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
 
 
 def find_all(names: Iterable[str]) -> list[Hardware]:
-    """The accelerators of these names; one that is named twice, by another alias, once."""
+    """Returns the accelerators of these names, without duplicates."""
     accelerators: list[Hardware] = []
     for hardware in map(find_hardware, names):
         accelerators += [] if hardware in accelerators else [hardware]

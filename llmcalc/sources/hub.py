@@ -4,7 +4,7 @@
 This is the only module that uses the network, and only if no preset and no file matches. Fetched files are in the cache
 of `huggingface_hub`, and HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN work as usual. No code is ever fetched.
 
-A file's size is asked for first. What arrives is bounded in bytes, whatever the server said, and in time as a whole.
+The size of a file is requested first. Downloads are limited in bytes and in time, whatever the server says.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _LimitExceeded(Exception):
 
 
 def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
-    """The path of a repository's file in the cache, which is downloaded if needed."""
+    """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
     import huggingface_hub
@@ -111,7 +111,7 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
 
 
 def _counter(name: str, limit: int) -> type[Any]:
-    """A progress bar that shows nothing, and stops a download of more than `limit` bytes."""
+    """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
@@ -127,7 +127,7 @@ def _counter(name: str, limit: int) -> type[Any]:
 
 
 def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """The tensors of a repository: of its single file, or of the files in its index."""
+    """Fetches the tensors of a repository: of its single file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -147,7 +147,7 @@ def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """File → the JSON of its header, several at a time."""
+    """Fetches file → JSON of its header, several at a time."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
@@ -194,7 +194,7 @@ def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
 
 
 def _fetch_start(url: str, count: int, deadline: float) -> bytes:
-    """The first `count` bytes of a file, or all of a shorter one."""
+    """Fetches the first `count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
     library: Any = utils
@@ -208,7 +208,7 @@ def _fetch_start(url: str, count: int, deadline: float) -> bytes:
 
 
 def _first_bytes(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
-    """The first `count` bytes of an answer, whatever else the server sends."""
+    """Reads the first `count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
     data = bytearray()

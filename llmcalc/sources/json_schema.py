@@ -24,7 +24,7 @@ PARTIAL = "Partial"
 
 
 def description_schema() -> dict[str, Any]:
-    """The JSON Schema of a description: what a preset's TOML file may hold."""
+    """Returns the JSON Schema of a description, which is a preset's TOML file."""
     classes = _reachable(Preset)
     layers = {name for field in ("block", "variants") for name in _reachable_from(Stack, field)}
     definitions = {name: _definition(cls) for name, cls in classes.items()}
@@ -40,7 +40,7 @@ def description_schema() -> dict[str, Any]:
 
 
 def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Every class that a table below it can be, by name."""
+    """Returns name → class, for every class of a nested table."""
     classes: dict[str, type[BaseModel]] = {}
     waiting = [root]
     while waiting:
@@ -56,14 +56,14 @@ def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
 
 
 def _definition(cls: type[BaseModel]) -> dict[str, Any]:
-    """A class without the classes below it, which are references."""
+    """Returns the definition of a class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     return _without_keys(definition, "$defs", "$ref")
 
 
 def _with_references(schema: Any) -> Any:
-    """References for names of parts, and the word `none`, which TOML has for null."""
+    """Replaces names of parts by references, and null by the word `none`, which TOML uses for it."""
     if isinstance(schema, list):
         return [_with_references(item) for item in schema]
     if not isinstance(schema, dict):
@@ -80,7 +80,7 @@ def _with_references(schema: Any) -> Any:
 
 
 def _partial(schema: Any) -> Any:
-    """The same with references to classes without required fields."""
+    """Replaces references by those to classes without required fields."""
     if isinstance(schema, list):
         return [_partial(item) for item in schema]
     if not isinstance(schema, dict):

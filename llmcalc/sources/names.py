@@ -1,4 +1,4 @@
-"""Tells the kind of a TARGET from its name alone, without heavy imports."""
+"""Determines the kind of a TARGET from its name, without slow imports."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def is_hub_id(target: str) -> bool:
 
 
 def normalized_with_points(name: str) -> str:
-    """A name without case and punctuation except decimal points, so that `OPT-1.3B` does not match `opt-13b`."""
+    """Removes case and punctuation from a name, except decimal points: `OPT-1.3B` does not match `opt-13b`."""
     return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", name.lower())
 
 
 def normalized(name: str) -> str:
-    """A name without case and punctuation (`Llama-3_8B` matches `llama3-8b`). A hub id keeps its organisation."""
+    """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
     return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

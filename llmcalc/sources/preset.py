@@ -119,9 +119,7 @@ class Preset(Record):
 
 @contextmanager
 def name_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about, where there is one;
-    what is not installed is missing for any.
-    """
+    """Adds the model's name to the message of an `InputError`, except for a missing package."""
     try:
         yield
     except MissingExtra:

@@ -29,7 +29,7 @@ def model_names() -> tuple[str, ...]:
 
 @cache
 def _text(name: str) -> str:
-    """The file of a preset, which does not change while a program runs."""
+    """Returns the text of a preset's file; cached, because it does not change during a run."""
     return read_text(presets_dir() / "models" / f"{name}.toml")
 
 
@@ -74,7 +74,7 @@ def _with_alias(alias: str, form: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Every alias in plain form → the preset's name. It reads all presets, so it is used for suggestions only."""
+    """Returns normalized alias → preset's name. It reads all presets, so it is used for suggestions only."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):

@@ -146,7 +146,7 @@ def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, d
 
 
 def _describe_text(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
-    """The description in a `config.json` or in a native description; the first character tells which it is."""
+    """Parses a `config.json` or a native description; the first character tells which it is."""
     if not is_object(text):
         return _native(text, where)
     from .huggingface.file import described, parse_config
@@ -159,7 +159,7 @@ def _describe_text(text: str, where: str, head: HeadKind | None, allow_unknown: 
 
 
 def _native(text: str, where: str) -> dict[str, Any]:
-    """A native description. Raises `InputError` for what only a loaded model has."""
+    """Parses a native description. Raises `InputError` for fields that only a loaded model has."""
     data = parse_toml(text, where)
     for name in NOT_IN_FILES:
         if name in data:

@@ -1,8 +1,8 @@
-"""The formulas of `llmcalc explain --quantity activations`: what a training pass keeps for its backward pass, per node.
+"""The formulas of `llmcalc explain --quantity activations`: activations saved for the backward pass, per node.
 
-The pass runs twice, with integers and with integers that know their formulas. A storage counts once, at the node that
-first keeps it, with all of its bytes; weights and inputs do not count. Equal layers have one formula. What several
-layers keep together (tables of angles, an encoder's output) is a line of its own, and so is the loss.
+The pass runs twice, with integers and with symbolic integers. A storage counts once, at the node that first saves it,
+with all of its bytes; weights and inputs do not count. Equal layers have one formula. Storages that several layers save
+together (tables of angles, an encoder's output) have a separate line, and so has the loss.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def explain_activations(
     training: TrainingSetting = DEFAULT_TRAINING,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Formulas of what `node` (any suffix of a path in the tree) keeps, or every component of the model.
+    """Explains the saved activations of `node` (any suffix of a path in the tree), or of every component of the model.
 
     Raises `InputError` for a node that the model does not have and for kernels that cannot run it, and
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
@@ -65,9 +65,11 @@ def explain_activations(
 
 
 class Activations:
-    """What a training pass of one model keeps, in numbers and in letters.
+    """The saved activations of one model's training pass, in numbers and in symbols.
 
-    formulas: the formulas of the model. training: how it is trained. kernels: what runs.
+    formulas: the formulas of the model.
+    training: settings of training.
+    kernels: class of the kernels; default eager.
     """
 
     def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
@@ -78,7 +80,7 @@ class Activations:
         self.numbers, self.letters = self.sums("numbers", training.batch), self.sums("letters", training.batch)
 
     def sums(self, side: Side, batch: int) -> SavedSums:
-        """What every node keeps, with that many sequences."""
+        """Returns the saved activations of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats = {i: FEW for i, loop in enumerate(loops(spec)) if loop.folds}
         if side == "letters":
@@ -99,7 +101,7 @@ class Activations:
                 forget()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
-        """The formula of one layer, or of a part of one; of all copies of a part that is repeated inside a layer."""
+        """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
         value, letters = self.numbers.of(node), self.letters.of(node)
         formula = self.formulas.of_value("activations", letters, int(value), node, by_token)
         times = self.numbers.times.get(node.at[0]) if node.at else None
@@ -107,7 +109,7 @@ class Activations:
         return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """The parts of the model and of its layers; what the layers of each stack share, after them; the loss."""
+        """Returns the parts of the model and of its layers, storages that layers share, and the loss."""
         listed = components(self.formulas)
         for stack in self.numbers.shared:
             last = max(i for i, (_, node) in enumerate(listed) if _names(node)[: len(stack)] == stack)
@@ -115,7 +117,7 @@ class Activations:
         return [*listed, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """The nodes of that name, and what is no node of the model: what layers share, and the loss."""
+        """Finds the nodes of a name, also the lines of shared storages and of the loss."""
         extra = [
             formula_node
             for _, formula_node in self.components()
@@ -132,7 +134,7 @@ class Activations:
         return trained
 
     def notes(self) -> tuple[str, ...]:
-        """What does not follow from the formulas."""
+        """Returns notes about exceptions from the formulas."""
         if self.training.batch > 1:
             return ()
         root, two = self.formulas.root, {sequences(): 2}
@@ -143,12 +145,16 @@ class Activations:
 
 
 class SavedSums:
-    """What every node of a model keeps, as a sum over storages.
+    """The saved activations of every node of a model, as sums over storages.
 
-    root: the whole model. blocks: the storages. side: whether the sums are numbers or expressions in letters.
-    each: index of a node in a walk → what one layer, or one part of it, keeps, with everything below it.
-    times: index of a node in a walk → the number of equal layers that it is or stands in. layers: which are layers.
-    shared: names of the path of layers → what they keep together. loss: what the loss keeps.
+    root: the whole model.
+    blocks: the storages.
+    side: whether the sums are numbers or symbolic expressions.
+    each: index of a node in a walk → sum of one layer or of one part of it, with its children.
+    times: index of a node in a walk → number of equal layers that it is, or is part of.
+    layers: indices of the nodes that are layers.
+    shared: path names of layers → sum of the storages that they share.
+    loss: sum of the loss.
     """
 
     def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
@@ -174,7 +180,7 @@ class SavedSums:
         self.each[root.at[0]] = self._added_up(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
-        """What a node keeps."""
+        """Returns the sum of a node."""
         if node.at:
             return sum((self.each[at] for at in node.at), 0)
         extra = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
@@ -184,7 +190,7 @@ class SavedSums:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
     def _usual(self, path: Path, sizes_by_turn: Counter[int], turns: dict[Path, set[int]]) -> Any:
-        """What one layer keeps at that path. What only some of several equal layers keep counts as shared by them."""
+        """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_turn.values())
@@ -196,7 +202,7 @@ class SavedSums:
         return usual
 
     def _added_up(self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None) -> Any:
-        """What a node keeps with everything below it.
+        """Adds the sums of a node and its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         times: the number of equal layers that it stands in; None outside the layers.
@@ -217,7 +223,7 @@ class SavedSums:
 
 
 def by_token(expression: Any) -> Any:
-    """A sum in which what every token of every sequence keeps is in one bracket: B·S·(…)."""
+    """Gathers the terms per token of a sum in one bracket: B·S·(…)."""
     import sympy
 
     token = sequences() * keys()
@@ -243,11 +249,11 @@ def _names(node: FormulaNode) -> PathNames:
 
 
 def _shared_line(stack: PathNames) -> PathNames:
-    """The names of the line of what layers share. stack: the names of their path."""
+    """Returns the path names of the line of shared storages. stack: path names of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """A line that is no node of the model."""
+    """Returns a line that is not a node of the model."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

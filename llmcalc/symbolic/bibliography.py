@@ -1,4 +1,4 @@
-"""The papers that formulas are from, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
+"""The papers of formulas, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Paper(NamedTuple):
     where: str = ""
 
     def bibtex(self) -> str:
-        """The BibTeX entry, `@misc` with its arXiv number or with where it was published."""
+        """Returns the BibTeX entry: `@misc` with the arXiv number or the place of publication."""
         fields = {"author": self.authors, "title": f"{{{self.title}}}", "year": str(self.year)}
         if self.arxiv:
             fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
@@ -42,7 +42,7 @@ class Paper(NamedTuple):
 
 @cache
 def known() -> dict[str, Paper]:
-    """Every paper, by the source that a formula names."""
+    """Returns source that a formula names → paper."""
     tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**table) for source, table in tables.items()}
 

@@ -21,7 +21,7 @@ ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
 
 
 MOST_KINDS = 20
-"""The most kinds of layers in one stack: a formula has a term for each."""
+"""Largest number of kinds of layers in one stack; a formula has a term for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Explanation:
     formulas: the formulas of the model.
     node: the requested node; None for the whole model.
     training: for the formulas of activations, how the model is trained; None otherwise.
-    notes: what does not follow from the formulas themselves.
+    notes: exceptions from the formulas.
     """
 
     sections: Sequence[Section]
@@ -63,7 +63,7 @@ def explain(
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Formulas of `node` (any suffix of a path in the tree) or of the whole model, each with its value, the count.
+    """Explains `node` (any suffix of a path in the tree) or the whole model: formulas with their values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -92,7 +92,7 @@ def explain(
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
-        raise InputError(f"--quantity {quantity}: {node} keeps nothing between tokens; expected params or flops")
+        raise InputError(f"--quantity {quantity}: {node} has no cache; expected params or flops")
     return Explanation(sections, formulas, node)
 
 
@@ -104,12 +104,12 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """The formulas that are not 0, and that of active parameters, which may be 0."""
+    """Returns the formulas that are not 0, and that of active parameters, which may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """The formulas of a single node, without that of the absorbed form if it equals the expanded one."""
+    """Removes the formula of the absorbed form if it equals that of the expanded form."""
     expanded = [f.expression for f in formulas if f.quantity == "flops"]
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
 
@@ -125,7 +125,7 @@ def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, dep
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """The parts of the model, of its layers and of its mixtures of experts; a layer's norms are one component."""
+    """Returns (depth, part) of the model, its layers and its mixtures of experts; a layer's norms are one part."""
     listed: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:

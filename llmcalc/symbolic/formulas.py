@@ -1,4 +1,4 @@
-"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and compared.
+"""The formulas of every node of a model, from the tree in symbols, checked against the tree in numbers.
 
 A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
 """
@@ -38,7 +38,7 @@ QUANTITIES: dict[Quantity, tuple[str, str]] = {
 """Quantity → its title and its unit.
 
 flops_absorbed: FLOPs with latent attention in its absorbed form.
-activations: what a training pass keeps for its backward pass (`activations`).
+activations: activations saved for the backward pass (`activations`).
 """
 
 WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
@@ -47,13 +47,13 @@ HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_h
 LARGEST_DENOMINATOR = 1000
 
 RecomputeChoice: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
-"""Values of `--recompute` under which equal layers keep the same."""
+"""Values of `--recompute` with which equal layers save the same activations."""
 
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, label, indices) of each node on a path, from the top down."""
 
 SumStyle: TypeAlias = Callable[[Any], Any]
-"""Writes a sum in another way, of the same value."""
+"""Function that rewrites a sum without changing its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ DEFAULT = Setting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """How a model is trained whose kept activations are explained.
+    """The settings of training in which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
-    recompute: what runs again in the backward pass instead of being kept; nothing by default.
+    recompute: modules that are recomputed in the backward pass; none by default.
     norm: whether norms run step by step in float32 (`eager`, by default) or as one kernel (`fused`).
     dtype: the dtype of weights and activations, `bfloat16` by default.
     """
@@ -140,7 +140,7 @@ class FormulaNode:
 
     @property
     def name(self) -> str:
-        """Its name, with the label where layers differ: `layers.self_attn`, `layers.moe.mlp`."""
+        """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return ".".join(text for segment, label, _ in self.steps for text in (segment, label) if text) or "model"
 
 
@@ -162,11 +162,11 @@ class Formulas:
         self.root = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
 
     def nodes(self) -> list[FormulaNode]:
-        """The whole model and every node below it, parents first."""
+        """Returns the whole model and every node, parents first."""
         return list(_walk(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """The nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
+        """Finds the nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
 
         Raises `InputError` if there are none either.
         """
@@ -192,7 +192,7 @@ class Formulas:
         return exact
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
-        """The formula of one repeat of the node. FLOPs and parameters may be 0.
+        """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
 
         None for a node without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
@@ -207,7 +207,7 @@ class Formulas:
         return self._evaluated(quantity, expression, value, node)
 
     def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
-        """The formula of an expression that was computed elsewhere, and its value. tidy: how its terms are gathered.
+        """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
 
         Raises `ArithmeticError` if it has another value.
         """
@@ -226,7 +226,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, in_hidden)
 
     def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
-        """The sum of the terms for one repeat of the node."""
+        """Sums the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
             places = self._walk(tree, term.run_config)
@@ -235,14 +235,14 @@ class Formulas:
         return value
 
     def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
-        """Every place of the tree in that run, in the order of `at`; cached."""
+        """Returns every place of the tree in a run, in the order of `at`; cached."""
         key = (id(tree), run_config)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(run_config))
         return self._walks[key]
 
     def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
-        """The terms of the quantity, in numbers and in symbols."""
+        """Returns the terms of the quantity, in numbers and in symbols."""
         if quantity in ("params", "active"):
             terms = [Term(total_of if quantity == "params" else active_of)]
             return terms, terms
@@ -261,7 +261,7 @@ class Formulas:
         return numbers, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
 
     def _checked(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
-        """The expression with all values but S substituted.
+        """Substitutes all values but S in the expression.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -276,9 +276,9 @@ class Formulas:
         return sympy.expand(expression.xreplace(number))
 
     def _gathered(self, expression: Any, tidy: SumStyle) -> Any:
-        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers.
+        """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
 
-        tidy: writes what is left of a sum.
+        tidy: function that rewrites the combined sums.
         """
         import sympy
 
@@ -301,7 +301,7 @@ class Formulas:
         return sympy.Add(*layered, tidy(sympy.Add(*other_terms)))
 
     def _in_hidden(self, expression: Any) -> Any:
-        """The expression in units of h, term by term: f as a multiple of h, heads × head size as a multiple of h."""
+        """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
         hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
@@ -329,7 +329,7 @@ class Formulas:
         return self._gathered_by_power(total) if readable and total != expanded else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Widths as multiples of h, if there is one of each kind: (f, 3.5·h), (a·d, h), (k·d, h/4), or (k, a/4)."""
+        """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
         value = {s: m.value for s, m in self.meanings.items()}
@@ -364,7 +364,7 @@ class Formulas:
 def _cache_terms(
     quantity: Quantity, empty: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
-    """Bytes that the first token of a sequence adds, or that exist before it: states, and caches of fixed length.
+    """Returns the terms of bytes that the first token adds, or that exist before it (states, caches of fixed length).
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -374,7 +374,7 @@ def _cache_terms(
 
 
 def _scaled(cost: Cost, factor: Any) -> Cost:
-    """The cost of each primitive, times a factor."""
+    """Returns the cost of each primitive, times a factor."""
 
     def scaled(use: Use) -> Number:
         value = cost(use)
@@ -390,7 +390,7 @@ def _one_eighth() -> Any:
 
 
 def _shorter(expression: Any) -> Any:
-    """The expression expanded if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
+    """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 
     expanded = sympy.expand(expression)
@@ -398,7 +398,7 @@ def _shorter(expression: Any) -> Any:
 
 
 def _build_node(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> FormulaNode:
-    """A node with all nodes below it; `at` gives each its index in a walk."""
+    """Builds a node with its children; `at` counts the indices in a walk."""
     node, index = numbers.node, next(at)
     if (node.name, len(node.children)) != (letters.name, len(letters.children)):
         raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
@@ -413,7 +413,7 @@ def _build_node(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], 
 
 
 def merge_nodes(above: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
-    """Several parts of one node as one, with its own name."""
+    """Merges several parts of one node into a part with a new name."""
     numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
     at = tuple(i for part in parts for i in part.at)
     path = f"{above.path}.{name}" if above.path else name

@@ -1,4 +1,4 @@
-"""What a training pass keeps for its backward pass, by the module that keeps it.
+"""Bytes that a training pass saves for its backward pass, by module.
 
 The forward pass runs without values, by the kernels that `llmcalc memory` runs. Sizes may be integers or integers that
 know their formula, so formulas and bytes come from the same code.
@@ -32,14 +32,15 @@ PathNames: TypeAlias = tuple[str, ...]
 """The names of a path."""
 
 LOSS: Path = (("loss", ""),)
-"""The loss, which is no node of the model."""
+"""The loss, which is not a node of the model."""
 
 
 class Location(NamedTuple):
-    """Where a pass is.
+    """The node that a pass is running.
 
-    path: of a node. depth: how many of its names are the path of a layer; 0 outside the layers. turn: the layer's index
-    in the run.
+    path: path of the node.
+    depth: number of its names that are the path of the layer; 0 outside of layers.
+    turn: index of the layer in the run; -1 outside of layers.
     """
 
     path: Path = ()
@@ -60,8 +61,10 @@ class Location(NamedTuple):
 class Block:
     """The memory of one storage.
 
-    kind: what it was made as. made: where. keepers: where it was kept for the backward pass, in order.
-    ends: at how many layers' ends it was among what layers share.
+    kind: its kind when it was created.
+    made: the node that created it.
+    keepers: the nodes that saved it for the backward pass, in order.
+    ends: number of layers at whose end it was among the values that layers share.
     """
 
     __slots__ = ("bytes", "ends", "keepers", "kind", "made")
@@ -73,12 +76,12 @@ class Block:
 
     @property
     def at(self) -> Location:
-        """The node that first keeps it; the one that made it, if none does."""
+        """The node that first saves it; if none does, the node that created it."""
         return self.keepers[0] if self.keepers else self.made
 
     @property
     def shared(self) -> bool:
-        """Whether several layers keep it for which it was made once: a table of angles, an encoder's output."""
+        """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
         layers = {(at.stack, at.turn) for at in self.keepers if at.depth}
         if any(stack == self.made.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
@@ -86,7 +89,7 @@ class Block:
 
 
 class Storages:
-    """A meter that knows all storages."""
+    """A meter that lists all storages."""
 
     def __init__(self) -> None:
         self.kind, self.place, self.whose, self.stream = "temporary", Location(), None, 0
@@ -105,14 +108,14 @@ class Storages:
 
 
 class PlacedEager(Eager):
-    """The eager kernels, under a meter that is told in which node they run."""
+    """Eager kernels that tell the meter the node that is running."""
 
     @property
     def place(self) -> Any:
         return self.at(self.frames[1:])
 
     def at(self, frames: Sequence[Frame]) -> Location:
-        """The node of the innermost frame."""
+        """Returns the node of the innermost frame."""
         named = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.turn) for i, frame in enumerate(named) if frame.scope.takes is not None]
         depth, turn = layers[0] if layers else (0, -1)
@@ -157,9 +160,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 class Pass:
     """A training pass.
 
-    batch: sequences. seq: their tokens, also of an encoder. dtype: of weights and activations.
-    choices, recompute, include: as in `Lowering`.
-    layers: how many repeats of each stack's pattern run, all by default.
+    batch: sequences.
+    seq: tokens per sequence, also of an encoder.
+    dtype: number format of weights and activations.
+    choices, recompute, include: see `Lowering`.
+    layers: index of a stack → number of repeats of its pattern that run; default all.
     """
 
     batch: Number
@@ -172,7 +177,7 @@ class Pass:
 
 
 def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager] = PlacedEager) -> list[Block]:
-    """Every storage that the forward pass and its loss keep for the backward pass, without weights and inputs.
+    """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
     """

@@ -1,5 +1,4 @@
-"""A spec with symbols as sizes: its flow, recorded by the same code that counts, gives the formulas of `llmcalc
-explain`.
+"""A spec with symbols as sizes. Its recorded flow gives the formulas of `llmcalc explain`.
 
 Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
 symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
@@ -38,7 +37,7 @@ SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 @dataclass(frozen=True, slots=True)
 class SizeOccurrence:
-    """One occurrence of a size: its stack, kind of layer, part of the layer and field."""
+    """An occurrence of a size: its stack, kind of layer, part of the layer, field, letter and value."""
 
     side: str
     layer: str
@@ -76,11 +75,11 @@ class Symbolic:
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
-"""Sizes of a layout that are in formulas of a rank → what they are."""
+"""Size of a layout in the formulas of a rank → its meaning."""
 
 
 def symbolic(spec: ModelSpec) -> Symbolic:
-    """`spec` in symbols; of one rank of a layout, that rank's share of it. Imports sympy."""
+    """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
     used = _used_spots(spec if rank is None else rank.whole)
     names = _symbol_names(used + _depth_spots(spec))
@@ -121,7 +120,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Kind of layer → how many there are; of a rank of a pipeline, how many it has."""
+    """Returns kind of layer → number of layers, of the stack or of one rank of a pipeline."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
     counts = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
@@ -133,7 +132,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, pick: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """The tree of a rank in symbols. A rank's sizes depend on comparisons, which symbols alone cannot answer."""
+    """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
 
     def traced(spot: SizeOccurrence) -> Any:
         letter = pick(spot)
@@ -155,7 +154,7 @@ def _rank_in_symbols(rank: RankModel, pick: SizeReplacer, symbol: Callable[[str,
 
 
 def _formulas_of(value: Any) -> Any:
-    """A tree, an op or a size with formulas in the place of integers that know theirs."""
+    """Replaces symbolic integers by their formulas in a tree, an op or a size."""
     if isinstance(value, SymbolicInt):
         return value.formula
     if isinstance(value, tuple):
@@ -169,7 +168,7 @@ def _formulas_of(value: Any) -> Any:
 
 
 def with_formulas(spec: ModelSpec) -> ModelSpec:
-    """A copy of `spec` whose sizes keep their values and know their symbols. Imports sympy."""
+    """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
     names = _symbol_names(_used_spots(spec) + _depth_spots(spec))
 
     def pick(spot: SizeOccurrence) -> int:
@@ -179,7 +178,7 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
 
 
 def _without_hyphens(name: str) -> str:
-    """A name without the hyphens of a layer's label, in which they would read as a minus."""
+    """Replaces hyphens in a name, which would look like a minus."""
     return name.replace("-", "_")
 
 
@@ -190,19 +189,19 @@ def _symbol(name: str) -> Any:
 
 
 def element_bytes() -> Any:
-    """The symbol of the bytes per cached element, which may be a fraction (4 bits)."""
+    """Returns the symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
     return sympy.Symbol(ELEMENT_BYTES, positive=True)
 
 
 def keys() -> Any:
-    """The symbol of the number of keys."""
+    """Returns the symbol of the number of keys."""
     return _symbol(KEYS)
 
 
 def sequences() -> Any:
-    """The symbol of the number of sequences."""
+    """Returns the symbol of the number of sequences."""
     return _symbol(SEQUENCES)
 
 
@@ -210,7 +209,7 @@ def sequences() -> Any:
 
 
 def letter_of(field: FieldInfo) -> str | None:
-    """The letter of a field's type, or of the type inside `| None`."""
+    """Returns the letter of a field's type, or of the type inside `| None`."""
     return _letter(field.metadata) or _letter_inside(field.annotation)
 
 
@@ -225,7 +224,7 @@ def _letter_inside(annotation: Any) -> str | None:
 
 
 def _with_symbols(spec: ModelSpec, pick: SizeReplacer) -> ModelSpec:
-    """A copy of `spec` in which `pick` has replaced every size that has a letter, except depths."""
+    """Returns a copy of `spec` in which `pick` replaces every size with a letter, except depths."""
     update: dict[str, Any] = {side: _stack_with_symbols(stack, side, pick) for side, stack in spec.stacks()}
     rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
     return spec.model_copy(update={**rest, **update})
@@ -268,7 +267,7 @@ def _depth_spots(spec: ModelSpec) -> list[SizeOccurrence]:
 
 
 def _used_spots(spec: ModelSpec) -> list[SizeOccurrence]:
-    """The sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
+    """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
     provisional: dict[SizeOccurrence, Any] = {}
 
     def pick(spot: SizeOccurrence) -> Any:
@@ -288,7 +287,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """The label of each kind of layer in the stack: a variant's name, and for `block` a trait that distinguishes it."""
+    """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
     kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
     if len(kinds) == 1:
         return dict.fromkeys(kinds, "")
@@ -306,7 +305,7 @@ def _traits(block: Layer) -> tuple[str, str]:
 def _with_depths(
     node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
-    """The tree with symbols for the repeats of each kind of layer, and with labels.
+    """Adds symbols for the repeats of each kind of layer, and labels.
 
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
@@ -325,7 +324,7 @@ def _with_depths(
 
 
 def _symbol_names(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """A name for each occurrence: the letter alone if that is unambiguous, else with subscripts."""
+    """Names each occurrence: the letter alone if that is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(s.letter for s in spots):
         with_letter = [s for s in spots if s.letter == letter]
@@ -345,7 +344,7 @@ def _short(field: str) -> str:
 
 
 def _subscripts(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """The shortest description of a place that determines the value, as subscripts; None if all values are equal."""
+    """Returns the shortest subscripts that determine the value; empty if all values are equal."""
     if len({s.value for s in spots}) == 1:
         return dict.fromkeys(spots, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

@@ -1,7 +1,7 @@
-"""Integers that know the formula they were computed by.
+"""Integers with the formula by which they were computed.
 
-Kernels compare sizes (where a reshape copies, how many chunks there are). A symbol alone cannot answer; such an integer
-takes the branch that its value takes, and its formula holds wherever the same branches are taken.
+Kernels compare sizes (whether a reshape copies, how many chunks there are), which a symbol alone cannot do. A symbolic
+integer takes the branch of its value, and its formula holds wherever the same branches are taken.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SymbolicInt(int):
 
 
 def formula_of(number: int) -> Any:
-    """The formula of an integer, which is the integer itself if it is plain."""
+    """Returns the formula of an integer; the integer itself if it is plain."""
     return number.formula if isinstance(number, SymbolicInt) else number
 
 
@@ -83,7 +83,7 @@ def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
 
 
 def _floor_divide(left: Any, right: Any) -> Any:
-    """left // right: their quotient where it is whole, else the quotient rounded down."""
+    """Computes left // right: the quotient if it is whole, else its floor."""
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
     value, rest = divmod(int(left), int(right))

@@ -116,13 +116,13 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _Arrays:
-    """The texts and lists that arrays of the metadata have so far."""
+    """Counts the texts and lists in arrays of the metadata."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, r: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` of them. Raises `InputError` for more than the file can have, and for more than the bound."""
+        """Adds `count` elements. Raises `InputError` for more than the file or the bound allows."""
         if count > (r.size - r.at) // 8:  # each has its length before it
             raise InputError(
                 f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
@@ -136,7 +136,7 @@ class _Arrays:
 
 
 def _string(r: BoundedReader, what: str, most: int | None = None) -> str:
-    """A text. most: the most bytes that it may have; by default what is left of the header's bound."""
+    """Reads a text. most: largest number of bytes; default what is left of the header's bound."""
     length = r.number("Q", what)
     if most is not None and length > most:
         raise InputError(
@@ -173,7 +173,7 @@ def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 
 
 
 def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
-    """A tensor, and where its data begin."""
+    """Reads a tensor and the offset of its data."""
     name = _string(r, "tensor name", LONGEST_NAME)
     axes = r.number("I", name)
     if axes > 8:

@@ -60,7 +60,7 @@ def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
 
 
 def _read_header(path: Path, most: int) -> tuple[bytes, int]:
-    """The JSON of a file's header, of at most `most` bytes, and the size of the data after it."""
+    """Reads the JSON of a file's header, of at most `most` bytes, and the size of its data."""
     file, size = open_checkpoint(path)
     with file:
         length = int.from_bytes(file.read(8) or b"", "little")
@@ -130,7 +130,7 @@ def _name(text: bytes, where: str) -> str:
 
 
 def _metadata(text: bytes, where: str) -> dict[str, Any]:
-    """The entries of `__metadata__`: texts by the format, and tables of texts at most."""
+    """Parses the entries of `__metadata__`: texts or tables of texts."""
     if len(text) > LARGEST_METADATA:
         raise InputError(
             f"{where}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
@@ -151,7 +151,7 @@ def _bad_entry(name: str, where: str) -> InputError:
 
 
 def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """A tensor, and where its data begin."""
+    """Parses a tensor and the offset of its data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -212,7 +212,7 @@ _EXPECTED_MAP = "expected a table of tensor names and the files beside this one 
 
 
 def _unique_keys(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """A JSON object. Raises `InputError` for a name that it has twice."""
+    """Returns a JSON object. Raises `InputError` for a repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs):
         seen: set[str] = set()
