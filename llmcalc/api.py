@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .reports.memory_answer import DeviceUse
     from .reports.params import Params
     from .reports.ranks_answer import RanksUse
-    from .symbolic.formulas import Recomputed
+    from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
@@ -92,16 +92,16 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    found = options_of(options, rank=True)
-    include, rank = included(with_mtp, with_towers), found.rank_request()
+    parsed = options_of(options, rank=True)
+    include, rank = included(with_mtp, with_towers), parsed.rank_request()
     if isinstance(model, str | Path):
-        changed = bool(found.reading.get("set") or found.reading.get("head") or include)
-        of_file = params_of_file(str(model), measure, changed=changed, rank=rank)
-        if of_file is not None:
-            return cast("Params", of_file)  # a checkpoint and a class have `total`, their report and nothing else
+        changed = bool(parsed.reading.get("set") or parsed.reading.get("head") or include)
+        file_params = params_of_file(str(model), measure, changed=changed, rank=rank)
+        if file_params is not None:
+            return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank).answer(found.read(model))
+    return ParamsQuestion(include, rank).answer(parsed.read(model))
 
 
 def flops(
@@ -139,7 +139,7 @@ def flops(
     """
     from .questions.counts import FlopsQuestion
 
-    found = options_of(options, rank=True)
+    parsed = options_of(options, rank=True)
     phase = one_of("--phase", phase, Phase)
     question = FlopsQuestion(
         batch_or_users(batch, users, phase),
@@ -153,9 +153,9 @@ def flops(
         one_of("--mla", mla, LatentForm),
         conventions,
         included(with_mtp),
-        found.rank_request(),
+        parsed.rank_request(),
     )
-    return question.answer(found.read(model))
+    return question.answer(parsed.read(model))
 
 
 def kv(
@@ -181,15 +181,15 @@ def kv(
     from .questions.counts import CacheQuestion
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    found = options_of(options, rank=True)
+    parsed = options_of(options, rank=True)
     question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
         tokens_of(seq),
         cache_format_of(kv_dtype),
         number("--source", source),
-        found.rank_request(),
+        parsed.rank_request(),
     )
-    return question.answer(found.read(model))
+    return question.answer(parsed.read(model))
 
 
 def explain(
@@ -200,7 +200,7 @@ def explain(
     seq: int | str | None = None,
     batch: int | str | None = None,
     attn_implementation: AttentionImplementation | None = None,
-    recompute: Recomputed | None = None,
+    recompute: RecomputeChoice | None = None,
     pairs: Pairs = "full",
     kv_dtype: str = "bf16",
     latex: bool = False,
@@ -217,11 +217,11 @@ def explain(
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank has.
     """
     from .questions.counts import ExplainQuestion, Quantity
-    from .symbolic.formulas import Recomputed
+    from .symbolic.formulas import RecomputeChoice
     from .units import dtype
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    found = options_of(options, rank=True)
+    parsed = options_of(options, rank=True)
     try:
         kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
     except InputError as error:
@@ -236,13 +236,13 @@ def explain(
         kv_dtype,
         number("--batch", batch),
         attn_implementation,
-        None if recompute is None else one_of("--recompute", recompute, Recomputed),
+        None if recompute is None else one_of("--recompute", recompute, RecomputeChoice),
         latex,
         bibtex,
         included(with_mtp),
-        found.rank_request(),
+        parsed.rank_request(),
     )
-    return question.answer(found.read(model))
+    return question.answer(parsed.read(model))
 
 
 def memory(
@@ -269,16 +269,16 @@ def memory(
     """
     from .questions.runs import ask_memory, memory_question
 
-    found = options_of(options, run=True, layout=True)
+    parsed = options_of(options, run=True, layout=True)
     question = memory_question(
         model,
-        found.read,
-        run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
+        parsed.read,
+        run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
         launch_file=launch,
         phase_given=phase is not None,
-        allow_unknown=found.reading.get("allow_unknown", False),
-        set=found.reading.get("set"),
-        head=found.reading.get("head"),
+        allow_unknown=parsed.reading.get("allow_unknown", False),
+        set=parsed.reading.get("set"),
+        head=parsed.reading.get("head"),
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
@@ -303,11 +303,11 @@ def fit(
     """
     from .questions.runs import RunQuestion, ask_fit, fit_settings
 
-    found = options_of(options, run=True, layout=True)
-    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    given = found.settings | {"phase": phase}
-    settings = fit_settings(run.settings, run.layout, lambda name: given.get(name) is not None)
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=found.read(model))
+    parsed = options_of(options, run=True, layout=True)
+    run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    values = parsed.settings | {"phase": phase}
+    settings = fit_settings(run.settings, run.layout, lambda name: values.get(name) is not None)
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 
 
@@ -330,10 +330,10 @@ def plan(
     """
     from .questions.runs import RunQuestion, ask_plan, plan_settings
 
-    found = options_of(options, run=True, layout=True)
-    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    parsed = options_of(options, run=True, layout=True)
+    run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
     settings = plan_settings(run.settings, lambda name: phase is not None)
-    question = RunQuestion(**vars(run) | {"settings": settings}, preset=found.read(model))
+    question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
     return ask_plan(question, number("--global-batch", global_batch), whole("--rows", rows))
 
 
@@ -359,12 +359,14 @@ def compare(
     from .questions.listings import select_presets
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    found, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
+    parsed, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
-    if all and not (found.reading.get("set") or found.reading.get("head")):
+    if all and not (parsed.reading.get("set") or parsed.reading.get("head")):
         return ask_compare(select_presets(selection), tokens_of(seq), cache_format_of(kv_dtype), sort)
     chosen = [preset.name for preset, _ in select_presets(selection)] if all else models
-    return ask_compare([(found.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort)
+    return ask_compare(
+        [(parsed.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort
+    )
 
 
 def diff(
@@ -383,11 +385,11 @@ def diff(
     from .questions.differences import ask_diff, changes_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    found = options_of(options)
-    reading = found.reading
+    parsed = options_of(options)
+    reading = parsed.reading
     changes = changes_to_compare(
         models,
-        found.read,
+        parsed.read,
         git,
         models_only,
         reading.get("head"),
@@ -474,7 +476,7 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
-    found = options_of(options, layout=True)
+    parsed = options_of(options, layout=True)
     verification = Verification(
         all,
         one_of("--device", device, Device),
@@ -484,11 +486,11 @@ def verify(
         every_layer,
         memory,
         distributed,
-        LayoutRequest(**checked_values(declared(LayoutRequest), found.layout)),
+        LayoutRequest(**checked_values(declared(LayoutRequest), parsed.layout)),
         number("--num-microbatches", num_microbatches),
     )
     verification.check_targets(bool(models))
-    return verification.answer(model_names() if all else models, found.read)
+    return verification.answer(model_names() if all else models, parsed.read)
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
@@ -498,16 +500,16 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
     """
     from .questions.witnesses import ask_check, read_stored
 
-    found = options_of(options)
-    preset = found.read(model)
+    parsed = options_of(options)
+    preset = parsed.read(model)
     return ask_check(preset, str(checkpoint), read_stored(str(checkpoint)))
 
 
 def convert(model: Model, to: Written = "toml", **options: Any) -> str:
     """The text of a model as a native description (toml), or as the config.json of a transformers class (hf)."""
-    from .questions.listings import Written, converted
+    from .questions.listings import Written, convert_model
 
-    return converted(options_of(options).read(model), one_of("--to", to, Written))
+    return convert_model(options_of(options).read(model), one_of("--to", to, Written))
 
 
 def presets(

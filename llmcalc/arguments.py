@@ -175,7 +175,7 @@ def run_of(
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
-    from .sources.hardware import find_each
+    from .sources.hardware import find_all
 
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     given = options.settings | ({} if phase is None else {"phase": phase})
@@ -183,7 +183,7 @@ def run_of(
         settings=settings_of(**given),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
-        accelerators=tuple(find_each(text("--hardware", name, "h100") for name in names if name is not None)),
+        accelerators=tuple(find_all(text("--hardware", name, "h100") for name in names if name is not None)),
         workspace=workspace,
     )
 

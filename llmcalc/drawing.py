@@ -11,7 +11,7 @@ from .arguments import Model, cache_format_of, options_of, run_of, selection_of,
 from .errors import InputError
 from .optional import included
 from .plots import pictures
-from .plots.figure import format_of, rendered
+from .plots.figure import figure_bytes, format_of
 from .workload.validation import one_of, whole
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def draw(picture: str, models: Sequence[Model], output: str | Path | None, optio
     figure = function(*models, **options)
     if path is not None:
         try:
-            path.write_bytes(rendered(figure, format_of(path)))
+            path.write_bytes(figure_bytes(figure, format_of(path)))
         except OSError as error:
             raise InputError(f"--output: {path}: {error.strerror}; expected a file that can be written") from None
     return figure

@@ -26,7 +26,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import spans
 from llmcalc.model import ModelSpec
-from llmcalc.sources.files import validated
+from llmcalc.sources.files import validate
 from llmcalc.witnesses.reference import verify_reference
 from tests.builders import recorded
 
@@ -213,5 +213,5 @@ def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
 def test_what_cannot_be_built_is_refused(table: dict[str, Any], message: str) -> None:
     base = spec().model_dump()
     with pytest.raises(InputError) as error:
-        validated(ModelSpec, {**base, **table}, "x")
+        validate(ModelSpec, {**base, **table}, "x")
     assert message in str(error.value)

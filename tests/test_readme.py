@@ -26,7 +26,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.published import KERNELS, LIBRARIES
 from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
-from llmcalc.witnesses.deviations import OF_ALL
+from llmcalc.witnesses.deviations import COMMON_DEVIATIONS
 from tests import prose
 from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -183,7 +183,7 @@ def families_table() -> str:
 def deviations_table() -> str:
     """Every deviation that the comparison with transformers allows."""
     lines = ["| classes of | what they do | changes |", "|:---|:---|:---|"]
-    whose: dict[int, tuple[Deviation, list[str]]] = {id(deviation): (deviation, []) for deviation in OF_ALL}
+    whose: dict[int, tuple[Deviation, list[str]]] = {id(deviation): (deviation, []) for deviation in COMMON_DEVIATIONS}
     for kind in model_types():
         for deviation in family_of(kind).deviations:
             whose.setdefault(id(deviation), (deviation, []))[1].append(kind)

@@ -1,11 +1,13 @@
-"""The command line: one file a command, loaded when it is asked for.
-Each parses, calls the library once and shows a view.
+"""The command line: one module per command, imported when the command runs.
+
+A module parses the options, calls the library once and prints the report.
 """
 
 
 def run() -> None:
-    """The `llmcalc` command, started fast: nothing is collected while it is imported, for all of that stays, and the
-    installed packages are not searched for plugins of pydantic, which nothing here is for.
+    """Starts the `llmcalc` command.
+
+    For a fast start, the garbage collector is off during imports, and pydantic does not search for plugins.
     """
     import gc
     import os

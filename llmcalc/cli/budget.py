@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import JunitOption, OfflineOption
-from .output import writable, written
+from .output import check_writable, write_whole
 from .target_options import Writing, takes_target
 
 
@@ -28,10 +28,10 @@ def command(
     from ..reports.budget import junit
 
     if junit_file is not None:
-        writable(junit_file, "--junit")
+        check_writable(junit_file, "--junit")
     answer = ask_budget(file)
     if junit_file is not None:
-        with written(junit_file, "--junit") as out:
+        with write_whole(junit_file, "--junit") as out:
             out.write(junit(file.name, answer.result))
     writing.show(answer.report())
     if not answer.ok:

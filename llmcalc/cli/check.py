@@ -27,11 +27,11 @@ def command(
     Exit code 1 if they differ.
     """
     from ..questions.witnesses import ask_check, read_stored
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     preset = reading.load(target)
     stored = read_stored(checkpoint)
-    with about(preset):
+    with name_in_errors(preset):
         answer = ask_check(preset, checkpoint, stored)
     writing.show(answer.report())
     if not answer.ok:

@@ -10,7 +10,7 @@ from .options import CacheDtype, Seq, TargetsOrNone
 from .target_options import Reading, Writing, takes_target
 
 MOST_ON_A_SCREEN = 3
-"""Models of which a screen has room; more of them are a list."""
+"""Largest number of models that are shortened to a screen; more are printed as a list."""
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ..questions.listings import Written
-from .options import Output, Target, opened
+from .options import Output, Target, open_output
 from .target_options import Reading, takes_target
 
 
@@ -28,11 +28,11 @@ def command(
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
-    from ..questions.listings import converted
-    from ..sources.preset import about
+    from ..questions.listings import convert_model
+    from ..sources.preset import name_in_errors
 
     preset = reading.load(target)
-    with about(preset):
-        text = converted(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
-    with opened(output) as out:
+    with name_in_errors(preset):
+        text = convert_model(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
+    with open_output(output) as out:
         out.write(text)

@@ -7,7 +7,7 @@ import typer
 from ..optional import included
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import Quantity
-from ..symbolic.formulas import Recomputed
+from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
 from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size
 from .target_options import Reading, Writing, takes_target
@@ -43,9 +43,9 @@ def command(
     ] = None,
     attn_implementation: AttentionImplementationOption = None,
     recompute: Annotated[
-        Recomputed | None,
+        RecomputeChoice | None,
         typer.Option(
-            help="What runs again in the backward pass instead of being kept (activations only); none if not given.",
+            help="Modules that are recomputed in the backward pass (activations only); none if not given.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +62,7 @@ def command(
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""
     from ..questions.counts import ExplainQuestion
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp)
     question = ExplainQuestion(
@@ -80,6 +80,6 @@ def command(
         rank_request,
     )
     preset = reading.load(target, include)
-    with about(preset):
+    with name_in_errors(preset):
         answer = question.answer(preset, records=writing.fmt in ("csv", "markdown"))
     writing.show(answer.report(), listing=True)

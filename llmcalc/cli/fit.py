@@ -24,7 +24,11 @@ def command(
     settings: Settings,
     layout_request: LayoutRequest,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="With --devices: sequences of a step of all; a micro-batch of each.")
+        int | None,
+        size(
+            "--global-batch",
+            text="With --devices: sequences per step of all devices; default one micro-batch per device.",
+        ),
     ] = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
@@ -34,13 +38,13 @@ def command(
     reading: Reading,
     writing: Writing,
 ) -> None:
-    """Whether a run fits, and what would make it fit.
-    With --devices, with some layout over them, and how many it needs: training, or with --phase or --users inference.
+    """Whether a run fits, and changes that make it fit.
+    With --devices: the best layout and the fewest devices, for training, or with --phase or --users for inference.
     Exit code 1 if it does not fit.
     """
     from ..questions.runs import RunQuestion, ask_fit, fit_settings
     from ..sources.hardware import find_hardware
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
     question = RunQuestion(
@@ -51,7 +55,7 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with about(question.preset):
+    with name_in_errors(question.preset):
         answer = ask_fit(question, global_batch)
         report = answer.report()
     writing.show(report, table)

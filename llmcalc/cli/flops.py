@@ -74,7 +74,7 @@ def command(
     Matrix multiplications only; the total under full and under causal pairs.
     """
     from ..questions.counts import FlopsQuestion
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp)
     question = FlopsQuestion(
@@ -93,6 +93,6 @@ def command(
     )
     reports = []
     for preset in [reading.load(target, include) for target in targets]:
-        with about(preset):
+        with name_in_errors(preset):
             reports.append(question.answer(preset).report())
     writing.show(joined(reports), table)

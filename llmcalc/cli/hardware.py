@@ -8,7 +8,7 @@ from .target_options import Writing, takes_target
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Accelerators' names for the shell's completion."""
+    """Returns names of accelerators for shell completion."""
     from ..sources.hardware import hardware_names
 
     return [name for name in hardware_names() if name.startswith(incomplete.lower())]

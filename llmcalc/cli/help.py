@@ -1,4 +1,4 @@
-"""The help pages: options in panels, the common ones with `--help` and all with `--help-all`."""
+"""Help pages: options in panels; `--help` lists the common ones and `--help-all` all."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .signatures import with_signature
 PANELS: tuple[str, ...] = get_args(Panel)
 
 OTHER = "Options"
-"""The panel of options that name none."""
+"""Panel of the options without a panel."""
 
 
 def printable_help(text: str) -> str:
-    """Help as stdout can hold it; typer would write UTF-8 to a stream of ASCII."""
+    """Returns a help text in the characters of stdout's encoding; typer would write UTF-8 to an ASCII stream."""
     return fitted(text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
 class Command(TyperCommand):
-    """One command. An option that is declared as hidden is one that `--help` leaves to `--help-all`."""
+    """A command. Options that are declared as hidden are listed by `--help-all` only."""
 
     lists_all = False
-    """Whether the page that is written is that of `--help-all`."""
+    """Whether the page is that of `--help-all`."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self.uncommon = {option.name for option in self.params if getattr(option, "hidden", False)}
         for option in self.params:
             if option.name in self.uncommon:
@@ -46,21 +46,23 @@ class Command(TyperCommand):
         return printable_help(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then the options of each panel, in the order of `PANELS`."""
+        """Writes the arguments, then the options of each panel, in the order of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        for found in self.get_params(ctx):
-            record = found.get_help_record(ctx)
-            if record is None or (found.name in self.uncommon and not self.lists_all):
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None or (parameter.name in self.uncommon and not self.lists_all):
                 continue
-            if found.param_type_name == "argument":
-                panel, name = ARGUMENTS, str(found.metavar or found.name)
+            if parameter.param_type_name == "argument":
+                panel, name = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
-                panel = getattr(found, "rich_help_panel", None) or ("Output" if _is_help(found) else OTHER)
-                name = record[0] if self.lists_all else _short_name(found, record[0])
+                panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
+                name = record[0] if self.lists_all else _short_name(parameter, record[0])
             panels.setdefault(panel, []).append((name, record[1] if self.lists_all else _first_sentence(record[1])))
-        if len(panels.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command of few options has no need of headings
-            rest = [record for name in sorted(panels, key=ORDER.index) if name != ARGUMENTS for record in panels[name]]
-            panels = {name: records for name, records in panels.items() if name == ARGUMENTS} | {OTHER: rest}
+        if len(panels.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
+            every_record = [
+                record for name in sorted(panels, key=ORDER.index) if name != ARGUMENTS for record in panels[name]
+            ]
+            panels = {name: records for name, records in panels.items() if name == ARGUMENTS} | {OTHER: every_record}
         for panel in sorted(panels, key=ORDER.index):
             with formatter.section(panel):
                 formatter.write_dl(panels[panel], col_max=COLUMN)
@@ -70,14 +72,14 @@ ARGUMENTS = "Arguments"
 ORDER = [ARGUMENTS, OTHER, *PANELS]
 
 FEW_PANELS = 2
-"""So few panels of options are one."""
+"""Number of panels up to which their options are joined in one panel."""
 
 COLUMN = 26
-"""Columns of the names of options, at most; the text of a longer one begins on the next line."""
+"""Largest width of the column of options; the text of a longer option begins on the next line."""
 
 
 def _short_name(option: Any, record: str) -> str:
-    """The shortest spelling of one dash and the first of two, with what stands for the value."""
+    """Returns the one-letter option and the first long option, with the placeholder of the value."""
     dashed = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
     name = min(dashed, key=len) if len(dashed[0]) > COLUMN - 8 else dashed[0]
@@ -86,7 +88,7 @@ def _short_name(option: Any, record: str) -> str:
 
 
 def _first_sentence(help: str) -> str:
-    """The first sentence of a help, and its default."""
+    """Returns the first sentence of a help text, and the default."""
     text, mark, default = help.partition(" [default: ")
     first = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", text.strip(), maxsplit=1)[0]
     return f"{first.rstrip('.')}{mark}{default}"
@@ -104,7 +106,7 @@ def _show_all(ctx: typer.Context, value: bool) -> None:
 
 
 def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the option `--help-all`."""
+    """Adds the option `--help-all` to a command."""
     signature = inspect.signature(command)
     option = typer.Option(
         "--help-all", is_eager=True, callback=_show_all, help="Show every option and exit.", rich_help_panel="Output"
@@ -113,28 +115,28 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
         "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
     )
 
-    def run(*, help_all: bool = False, **given: Any) -> None:
-        command(**given)
+    def run(*, help_all: bool = False, **values: Any) -> None:
+        command(**values)
 
     hints = get_type_hints(command, include_extras=True)
     parameters = [
-        found.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, found.annotation))
-        for name, found in signature.parameters.items()
+        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, argument.annotation))
+        for name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 
 
 def summary_of(module: str) -> str:
-    """The first line of a command's help, read from its source: listing all commands imports none of them.
+    """Returns the first line of a command's help, read from its source, so that no command is imported.
 
-    module: the full name of the command's module, or of the package of several commands.
+    module: full name of the command's module, or of a package of commands.
     """
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         return ""
-    for found in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(found, ast.FunctionDef) and found.name == "command":
-            return (ast.get_docstring(found) or "").partition("\n")[0]
-        if isinstance(found, ast.Assign) and getattr(found.targets[0], "id", "") == "HELP":
-            return str(ast.literal_eval(found.value)).partition("\n")[0]
+    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "command":
+            return (ast.get_docstring(statement) or "").partition("\n")[0]
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "HELP":
+            return str(ast.literal_eval(statement.value)).partition("\n")[0]
     return ""

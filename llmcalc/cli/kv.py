@@ -35,11 +35,11 @@ def command(
     Then with other kinds of attention, and as the context grows.
     """
     from ..questions.counts import CacheQuestion
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, rank_request)
     reports = []
     for preset in [reading.load(target) for target in targets]:
-        with about(preset):
+        with name_in_errors(preset):
             reports.append(question.answer(preset).report())
     writing.show(joined(reports), table)

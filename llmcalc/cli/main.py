@@ -1,4 +1,4 @@
-"""Finds the command, runs it, and turns whatever is wrong with the input into one line and exit code 2."""
+"""Runs the command, and reports bad input as one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ COMMANDS = (
     "schema",
     "web",
 )
-"""Each has a module of that name in this package with a function `command`, or is a package with several."""
+"""Names of commands: modules of this package with a function `command`, or packages of commands."""
 
 
 class LazyGroup(TyperGroup):
-    """Loads a command's module only when that command, or the list of all, is asked for.
+    """A group that imports a command's module only when the command runs.
 
-    within: the package of the commands' modules, below this one's. commands: their names.
+    within: subpackage of the commands' modules, with a leading dot; empty for this package.
+    names: names of the commands.
     """
 
     within = ""
@@ -57,15 +58,14 @@ class LazyGroup(TyperGroup):
         return list(self.names)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The first line of each command's help, without loading the command."""
+        """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary_of(f"{__package__}{self.within}.{name}")) for name in self.names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.names:
-            if ctx.resilient_parsing or cmd_name.startswith(
-                "-"
-            ):  # completing what is half typed; an option, which typer answers
+            # shell completion of an incomplete name, or an option, which typer reports
+            if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
@@ -73,16 +73,16 @@ class LazyGroup(TyperGroup):
             )
         module = import_module(f"{self.within}.{cmd_name}", __package__)
         if hasattr(module, "COMMANDS"):
-            return typer.main.get_command(_several(cmd_name, module))
+            return typer.main.get_command(_command_group(cmd_name, module))
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(cmd_name, cls=Command)(with_help_all(module.command))
-        gc.freeze()  # what has been imported stays: no collection needs to look at it
-        gc.enable()  # which `run` has put off
+        gc.freeze()  # imported objects stay: no collection needs to traverse them
+        gc.enable()  # `run` has disabled it
         return typer.main.get_command(app)
 
 
-def _several(name: str, module: Any) -> typer.Typer:
-    """The commands of a package as one command of that name."""
+def _command_group(name: str, module: Any) -> typer.Typer:
+    """Returns the commands of a package as a group."""
     inner = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
     group = typer.Typer(name=name, cls=inner, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     group.callback(help=module.HELP)(lambda: None)
@@ -92,8 +92,8 @@ def _several(name: str, module: Any) -> typer.Typer:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"llmcalc {__version__}")
         raise typer.Exit()
 
@@ -110,7 +110,7 @@ def _group(
 
 
 def main() -> None:
-    """The `llmcalc` command. Exit codes: 0 fine; 1 the check asked for failed; 2 bad usage or bad input."""
+    """Runs the `llmcalc` command. Exit codes: 0 success; 1 a check failed; 2 bad usage or bad input."""
     if not sys.argv[1:]:
         sys.argv.append("--help")
     make_streams_whole()
@@ -123,9 +123,9 @@ def main() -> None:
         drop_remarks()
         code = 130
     except BrokenPipeError:
-        code = _reader_gone()
-    except SystemExit as stop:  # what typer makes of a reader that has gone
-        code = _reader_gone() if isinstance(stop.__context__, BrokenPipeError) else stop.code
+        code = _pipe_closed()
+    except SystemExit as stop:  # typer raises it for a closed pipe
+        code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except OSError as error:
         code = _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
@@ -140,26 +140,26 @@ def main() -> None:
 
 
 def _name() -> str:
-    """The name that the command was called by, of its two: completion is registered for it."""
+    """Returns the name by which the command was called, for which completion is registered."""
     called = Path(sys.argv[0]).stem
     return called if called == "llmcalc-arch" else "llmcalc"
 
 
 def _fail(message: str) -> int:
-    """Prints the error, alone: a remark on a file is of no use beside the reason why nothing is answered."""
+    """Prints the error without remarks and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2
 
 
-def _reader_gone() -> int:
-    """`llmcalc … | head`: the reader of our output has gone, and nothing is left to say."""
+def _pipe_closed() -> int:
+    """Handles a closed pipe, as in `llmcalc … | head`, and returns exit code 0."""
     discard(sys.stdout)
     return 0
 
 
 def _usage(error: Any) -> str:
-    """One of typer's usage errors in one line of ours: the option, what was given, what was expected."""
+    """Writes one of typer's usage errors in one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
     where = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
@@ -179,7 +179,7 @@ def _usage(error: Any) -> str:
         message = reason(details()[0])
     else:
         message = error.message
-    given, choice, known = message.rstrip(".").replace("'", "").partition(" is not one of ")
+    value, choice, choices = message.rstrip(".").replace("'", "").partition(" is not one of ")
     if choice:
-        message = f"'{given}' is not known; expected one of {known}.{suggest(given, known.split(', '))}"
+        message = f"'{value}' is not known; expected one of {choices}.{suggest(value, choices.split(', '))}"
     return f"{name}: {message.rstrip('.')}"

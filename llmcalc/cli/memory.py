@@ -35,8 +35,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"The file that starts a run. {launch_files().capitalize()}. It says the model, or how TARGET is "
-            "trained.",
+            help=f"The file that starts a run. {launch_files().capitalize()}. It defines the model, or the "
+            "settings with which TARGET is trained.",
             rich_help_panel="What runs",
             show_default=False,
         ),
@@ -59,13 +59,13 @@ def command(
     reading: Reading,
     writing: Writing,
 ) -> None:
-    """Memory of a device: what fills it, and when.
-    Weights, cache, gradients, optimizer states and activations, and the accelerators that hold them; of many devices,
-    every rank that differs.
+    """Memory of a device, by kind and over time.
+    Weights, cache, gradients, optimizer states and activations, and the accelerators on which they fit; of many
+    devices, every rank that differs.
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
-    from ..sources.hardware import find_each
-    from ..sources.preset import about
+    from ..sources.hardware import find_all
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -75,7 +75,7 @@ def command(
             settings=settings,
             layout=layout_request,
             include=include,
-            accelerators=tuple(find_each(hardware or ())),
+            accelerators=tuple(find_all(hardware or ())),
             workspace=cublas_workspace,
         ),
         launch_file=launch,
@@ -86,7 +86,7 @@ def command(
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    with about(question.preset):
+    with name_in_errors(question.preset):
         answer = ask_memory(question)
         report = answer.report()
     writing.show(report, table)
@@ -94,8 +94,8 @@ def command(
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"
             remark(
-                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and free "
-                "blocks and the CUDA context are estimates"
+                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and "
+                "fragmentation and the CUDA context are estimates"
             )
     if not answer.ok:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share."""
+"""Arguments and options that several commands have."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
 from ..workload.validation import LARGEST, maybe_whole, one_of
-from .output import stdout, writable, written
+from .output import check_writable, stdout, write_whole
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Preset names for the shell's completion."""
+    """Returns preset names for shell completion."""
     from ..sources.presets import model_names
 
     return [name for name in model_names() if name.startswith(incomplete.lower())]
@@ -48,7 +48,7 @@ TargetOrNone: TypeAlias = Annotated[
 ]
 
 
-def _once_from_stdin(targets: list[str] | None) -> list[str] | None:
+def _check_stdin_once(targets: list[str] | None) -> list[str] | None:
     """Raises `InputError` if more than one TARGET is standard input."""
     if (targets or []).count(STDIN) > 1:
         raise InputError(f"TARGET: '{STDIN}' is given more than once; expected it once, since standard input ends")
@@ -60,7 +60,7 @@ _SEVERAL: Any = typer.Argument(
     help=TARGET_HELP,
     autocompletion=complete_target,
     show_default=False,
-    callback=_once_from_stdin,
+    callback=_check_stdin_once,
 )
 Targets: TypeAlias = Annotated[list[str], _SEVERAL]
 TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
@@ -77,10 +77,10 @@ Overrides: TypeAlias = Annotated[
 
 
 def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
-    """The option of the KV cache's format.
+    """Returns the option for the format of the KV cache.
 
-    known: returns the name that the command uses; raises `InputError`, without the option's name, for an unknown one.
-    text: its help.
+    known: function that returns the name that the command uses; raises `InputError` without the option's name.
+    text: help text.
     """
 
     def checked(option: typer.CallbackParam, name: str | None) -> str | None:
@@ -93,17 +93,17 @@ def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
 
 
 def cache_number_format(text: str) -> Any:
-    """The option of the KV cache's format where it is a number format. text: its help."""
+    """Returns the option for the number format of the KV cache. text: help text."""
     return _cache_option("DTYPE", dtype_of, text)
 
 
 def cache_format_option(text: str) -> Any:
-    """The option of the KV cache's format. text: its help."""
+    """Returns the option for the format of the KV cache. text: help text."""
     return _cache_option("FORMAT", _known_cache_format, text)
 
 
 def _known_cache_format(name: str) -> str:
-    """Returns the name as it was given. Raises `InputError` if no cache format has it."""
+    """Returns the name unchanged. Raises `InputError` if no cache format has it."""
     from ..costs.cache_formats import cache_format
 
     cache_format(name)
@@ -115,7 +115,7 @@ ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of t
 
 
 def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST) -> Any:
-    """An option that takes a number of sequences or tokens, such as 4096, 32k or 1M. text: its help."""
+    """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M. text: help text."""
 
     def known(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(option.opts[0], number, least, most)
@@ -123,9 +123,9 @@ def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST
     return typer.Option(name, *others, metavar="N", parser=_length, callback=known, help=text)
 
 
-def _length(given: str | int) -> int:
-    """A number of sequences or tokens as it was written; a default is one already."""
-    return given if isinstance(given, int) else parse_length(given)
+def _length(value: str | int) -> int:
+    """Parses a number of sequences or tokens; a default is a number already."""
+    return value if isinstance(value, int) else parse_length(value)
 
 
 Batch: TypeAlias = Annotated[int | None, size("--batch", "-b", text="Sequences at once; 1 if not given.")]
@@ -164,13 +164,13 @@ AttentionImplementationOption: TypeAlias = Annotated[
 
 
 RECOMPUTE_HELP = (
-    f"Training: what runs again in the backward pass instead of being kept: {', '.join(MODES)}, every:N (every N-th "
+    f"Training: modules that are recomputed in the backward pass: {', '.join(MODES)}, every:N (every N-th "
     "layer) or nodes:A,B (modules of a layer)."
 )
 
 
 def complete_recompute(incomplete: str) -> list[str]:
-    """Modes for the shell's completion."""
+    """Returns modes of recomputation for shell completion."""
     return [mode for mode in MODES if mode.startswith(incomplete)]
 
 
@@ -203,15 +203,16 @@ AllowUnknown: TypeAlias = Annotated[
 
 
 def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
-    """An option that takes a phase: one of the words of a `Literal`, or `train` for training. text: its help.
+    """Returns an option for a phase: one of the values of a `Literal`, or `train` for training.
 
-    show_default: whether the help shows the default, which the text says otherwise.
+    text: help text.
+    show_default: whether the help shows the default; if not, the text has to say it.
 
-    Typer's own check of a `Literal` would refuse `train`; with a parser there is none, and the callback checks.
+    Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def known(given: str) -> Any:
-        return one_of("--phase", given, words)
+    def known(value: str) -> Any:
+        return one_of("--phase", value, words)
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in get_args(words) if word.startswith(incomplete)]
@@ -229,16 +230,16 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the option of that parameter of the running command was given, be it with its default."""
+    """Whether the user typed the option of that parameter, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def count_option(name: str, text: str) -> Any:
-    """An option that takes a number of parameters, such as 8e9, 8B or 350M. text: its help."""
+    """Returns an option for a number of parameters, such as 8e9, 8B or 350M. text: help text."""
 
-    def parsed(given: str | int) -> int:
-        return given if isinstance(given, int) else parse_count(given)
+    def parsed(value: str | int) -> int:
+        return value if isinstance(value, int) else parse_count(value)
 
     return typer.Option(name, metavar="N", parser=parsed, help=text, show_default=False)
 
@@ -267,11 +268,11 @@ MostParams: TypeAlias = Annotated[
 ]
 
 
-def _offline(asked: bool) -> bool:
-    """Before huggingface_hub is imported: it reads its environment then."""
-    if asked:
+def _offline(offline: bool) -> bool:
+    """Sets HF_HUB_OFFLINE, before huggingface_hub is imported and reads it."""
+    if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    return asked
+    return offline
 
 
 OfflineOption: TypeAlias = Annotated[
@@ -303,11 +304,11 @@ FormatOption: TypeAlias = Annotated[
 
 
 def _output(path: Path | None) -> Path | None:
-    """Refused before anything is computed. `-` is standard output."""
+    """Checks the path of --output before anything is computed. `-` is standard output."""
     if path == Path("-"):
         return None
     if path is not None:
-        writable(path, "--output")
+        check_writable(path, "--output")
     return path
 
 
@@ -325,7 +326,7 @@ Output: TypeAlias = Annotated[
 ]
 
 
-def _counting_in(part: OptionalPart) -> Any:
+def _include_option(part: OptionalPart) -> Any:
     return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
 
 
@@ -333,10 +334,10 @@ JunitOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
 ]
-WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]
-WithTowers: TypeAlias = Annotated[bool, _counting_in(TOWERS)]
+WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
+WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 
 
-def opened(output: Path | None) -> AbstractContextManager[IO[str]]:
-    """FILE, written whole or not at all, or stdout."""
-    return written(output, "--output") if output is not None else stdout()
+def open_output(output: Path | None) -> AbstractContextManager[IO[str]]:
+    """Opens FILE, which is written completely or not at all, or stdout."""
+    return write_whole(output, "--output") if output is not None else stdout()

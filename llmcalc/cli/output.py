@@ -1,4 +1,4 @@
-"""Where answers go: stdout, or a file that appears whole or not at all. Remarks beside them go to stderr."""
+"""Output of answers: stdout, or a file that is written completely or not at all. Remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from typing import IO
 from ..errors import InputError, one_line
 
 _remarks: list[str] = []
-"""Remarks of the command that runs. They wait until it has answered."""
+"""Remarks of the running command, printed after its answer."""
 
 
 def remark(text: str) -> None:
-    """Keeps a note or a warning for stderr. It is printed after the answer; a command that refuses prints its error
-    alone.
-    """
+    """Stores a note or a warning for stderr. It is printed after the answer, and not after an error."""
     _remarks.append(text)
 
 
 def drop_remarks() -> None:
-    """Forgets the remarks: a command begins, or it has refused."""
+    """Removes the remarks, at the start of a command and after an error."""
     _remarks.clear()
 
 
 def print_remarks() -> None:
-    """Prints the remarks on stderr, each on one line, and forgets them."""
+    """Prints the remarks on stderr, each on one line, and removes them."""
     for text in _remarks:
         print_line(text)
     drop_remarks()
@@ -47,9 +45,9 @@ def print_line(text: str) -> None:
 
 @contextmanager
 def stdout() -> Iterator[IO[str]]:
-    """stdout, flushed. A reader that has gone (`llmcalc … | head`) is no error.
+    """Yields stdout and flushes it. A closed pipe (`llmcalc … | head`) is no error.
 
-    Raises `InputError` where the caller closed it.
+    Raises `InputError` if stdout is closed.
     """
     if sys.stdout is None:
         raise InputError("standard output is closed; expected it open, or --output FILE")
@@ -58,26 +56,26 @@ def stdout() -> Iterator[IO[str]]:
         sys.stdout.flush()
     except BrokenPipeError:
         discard(sys.stdout)
-    except SystemExit as stop:  # what rich makes of a reader that has gone; the command has its own exit code
+    except SystemExit as stop:  # rich raises it for a closed pipe; the command has its own exit code
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
         discard(sys.stdout)
 
 
 def discard(stream: IO[str]) -> None:
-    """Sends whatever a stream still holds, and all that follows, nowhere."""
+    """Redirects a stream to the null device, with its buffered text."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def writable(path: Path, option: str) -> None:
-    """Raises `InputError` naming the option where no file of that name can be written."""
+def check_writable(path: Path, option: str) -> None:
+    """Raises `InputError`, which names the option, if the file cannot be written."""
     try:
         folder = path.resolve().parent
         if path.is_dir():
             raise InputError(f"{option}: {path} is a folder; expected a file")
         if not folder.is_dir():
             raise InputError(f"{option}: {path}: there is no folder {folder}; expected one that exists")
-        if not os.access(path if special(path) else folder, os.W_OK):
+        if not os.access(path if is_device(path) else folder, os.W_OK):
             raise InputError(f"{option}: {path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
@@ -85,33 +83,33 @@ def writable(path: Path, option: str) -> None:
         ) from None
 
 
-def special(path: Path) -> bool:
-    """Whether it is a device or a pipe: written to as it is, and never replaced by a file (`-o /dev/null`)."""
+def is_device(path: Path) -> bool:
+    """Whether the path is a device or a pipe, which is never replaced by a file (`-o /dev/null`)."""
     return path.exists() and not path.is_file()
 
 
 @contextmanager
-def written(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """A file that appears under its name only when all of it has been written. A link keeps pointing where it points.
+def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
+    """Opens a file that gets its name only after it is written completely. The target of a link is replaced.
 
-    Raises `InputError` naming the option where it cannot be written.
+    Raises `InputError`, which names the option, if it cannot be written.
     """
-    writable(path, option)
-    if special(path):
+    check_writable(path, option)
+    if is_device(path):
         try:
             with path.open("w", encoding="utf-8") as out:
                 yield out
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _unwritten(path, option, error) from None
+            raise _write_error(path, option, error) from None
         return
     target = path.resolve()
-    with _unwound_by_signals():
+    with _finally_on_signals():
         try:
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
-            raise _unwritten(path, option, error) from None
+            raise _write_error(path, option, error) from None
         part = Path(name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
@@ -127,7 +125,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 class _Signalled(BaseException):
-    """One of `ENDING` has arrived. number: which one."""
+    """A signal of `ENDING` has arrived. number: number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -135,9 +133,11 @@ class _Signalled(BaseException):
 
 
 @contextmanager
-def _unwound_by_signals() -> Iterator[None]:
-    """Runs the `finally` clauses inside it when a signal ends the process, and then lets the signal end it, so that the
-    exit status is that of the signal. Does nothing outside the main thread, where Python handles no signals.
+def _finally_on_signals() -> Iterator[None]:
+    """Runs the `finally` clauses inside it when a signal ends the process.
+
+    The signal then ends the process, so that the exit status is that of the signal. It does nothing outside the main
+    thread, where Python handles no signals.
     """
 
     def unwind(number: int, _: FrameType | None) -> None:
@@ -158,7 +158,7 @@ def _unwound_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _unwritten(path: Path, option: str, error: OSError) -> InputError:
+def _write_error(path: Path, option: str, error: OSError) -> InputError:
     return InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written")
 
 

@@ -35,17 +35,17 @@ def command(
     For a checkpoint (.safetensors, .gguf): the tensors in its header.
     """
     from ..questions.counts import ParamsQuestion, params_of_file
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
     question = ParamsQuestion(include, rank_request)
     reports = []
     for target in targets:
-        of_file = params_of_file(target, measure, changed=reading.changes or bool(include), rank=rank_request)
-        if of_file is not None:
-            reports.append(of_file.report())
+        file_params = params_of_file(target, measure, changed=reading.changes or bool(include), rank=rank_request)
+        if file_params is not None:
+            reports.append(file_params.report())
             continue
         preset = reading.load(target, include)
-        with about(preset):
+        with name_in_errors(preset):
             reports.append(question.answer(preset).report())
     writing.show(joined(reports), table)

@@ -24,10 +24,11 @@ def command(
     settings: Settings,
     layout_request: LayoutRequest,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="Sequences of a step of all devices; a micro-batch of each.")
+        int | None,
+        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
     ] = None,
     rows: Annotated[
-        int, size("--rows", text="The best layouts, which are replayed on the allocator and shown; 10.")
+        int, size("--rows", text="Number of best layouts to replay on the allocator and to show; default 10.")
     ] = 10,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
@@ -38,11 +39,11 @@ def command(
     writing: Writing,
 ) -> None:
     """Layouts over many devices that fit, the best first.
-    Of training; sizes of groups that are given hold for all. Exit code 1 if none fits.
+    Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
     from ..questions.runs import RunQuestion, ask_plan, plan_settings
     from ..sources.hardware import find_hardware
-    from ..sources.preset import about
+    from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
     question = RunQuestion(
@@ -53,7 +54,7 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with about(question.preset):
+    with name_in_errors(question.preset):
         answer = ask_plan(question, global_batch, rows)
         report = answer.report()
     writing.show(report, table)

@@ -1,4 +1,4 @@
-"""The settings of a run on one device as options, and shorter names for some of them."""
+"""Options for the settings of a run on one device, with shorthands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
-from .setting_options import option_of, options_of, takes
+from .setting_options import option_of, options_of, replace_parameter
 
 CublasWorkspace: TypeAlias = Annotated[
     str | None,
@@ -24,6 +24,6 @@ CublasWorkspace: TypeAlias = Annotated[
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `Settings` in the place of its parameter `settings`, which gets them as one."""
-    shorthands = {name: option_of(found) for name, found in SHORTHANDS.items()}
-    return takes("settings", {**options_of(Settings), **shorthands}, settings_with_shorthands)(command)
+    """Replaces the parameter `settings` of a command by the options of `Settings`."""
+    shorthands = {name: option_of(setting) for name, setting in SHORTHANDS.items()}
+    return replace_parameter("settings", {**options_of(Settings), **shorthands}, settings_with_shorthands)(command)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from .options import Output, opened
+from .options import Output, open_output
 
 
 def command(output: Output = None) -> None:
@@ -11,5 +11,5 @@ def command(output: Output = None) -> None:
     """
     from ..sources.json_schema import description_schema
 
-    with opened(output) as out:
+    with open_output(output) as out:
         out.write(json.dumps(description_schema(), indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""Options of commands, made from the declarations of settings (`workload/setting.py`).
+"""Options of commands, built from the declarations of settings (`workload/setting.py`).
 
-A decorator gives a command many options in the place of one parameter, which gets their values as one object.
+A decorator replaces one parameter of a command by many options. The parameter gets their values as one object.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """annotation: the type and typer's option. default: of the parameter."""
+    """A parameter of a command. annotation: its type and typer's option. default: its default."""
 
     annotation: Any
     default: Any
 
 
 def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
-    """The option of a setting. changes: fields of `Setting` that differ in this command.
+    """Returns the option of a setting.
 
-    default: of the parameter, where the command has one of its own.
+    default: default of the parameter.
+    changes: fields of `Setting` that differ in this command.
     """
     setting: Setting = found.setting._replace(**changes)
     found = found._replace(setting=setting)
@@ -61,34 +62,36 @@ def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfC
 
 
 def options_of(settings: type) -> dict[str, OptionOfCommand]:
-    """The options of a class's settings."""
-    return {name: option_of(found, getattr(settings, name)) for name, found in declared(settings).items()}
+    """Returns the options for all settings of a class."""
+    return {name: option_of(setting, getattr(settings, name)) for name, setting in declared(settings).items()}
 
 
-def takes(
-    parameter: str, options: Mapping[str, OptionOfCommand], made: Callable[[dict[str, Any]], Any]
+def replace_parameter(
+    parameter: str, options: Mapping[str, OptionOfCommand], combine: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Gives a command these options in the place of one of its parameters.
+    """Returns a decorator that replaces a parameter of a command by options.
 
-    parameter: its name; it gets what `made` returns of the options' values.
+    parameter: name of the parameter.
+    options: name → option.
+    combine: function of the options' values that returns the value of the parameter.
     """
 
-    def changed(command: CommandFunction) -> CommandFunction:
+    def decorate(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command)
         hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
-        for name, found in signature.parameters.items():
+        for name, argument in signature.parameters.items():
             if name != parameter:
-                parameters.append(found.replace(annotation=hints[name]))
+                parameters.append(argument.replace(annotation=hints[name]))
                 continue
             parameters += [
-                inspect.Parameter(each, found.kind, default=option.default, annotation=option.annotation)
-                for each, option in options.items()
+                inspect.Parameter(option_name, argument.kind, default=option.default, annotation=option.annotation)
+                for option_name, option in options.items()
             ]
 
-        def run(**given: Any) -> None:
-            command(**{parameter: made({each: given.pop(each) for each in options})}, **given)
+        def run(**values: Any) -> None:
+            command(**{parameter: combine({option_name: values.pop(option_name) for option_name in options})}, **values)
 
         return with_signature(run, command, parameters)
 
-    return changed
+    return decorate

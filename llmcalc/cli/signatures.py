@@ -1,4 +1,4 @@
-"""Commands with other parameters than those of their functions, which typer reads from a signature."""
+"""Sets the signature of a command, from which typer reads its options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 def with_signature(
     run: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """`run` under the name and the help of a command, with these parameters."""
-    shown: Any = run
-    found = list(parameters)
-    shown.__doc__, shown.__name__ = command.__doc__, command.__name__
-    shown.__signature__ = inspect.signature(command).replace(parameters=found)
-    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
+    """Gives `run` the name and the help of a command, and these parameters."""
+    function: Any = run
+    parameter_list = list(parameters)
+    function.__doc__, function.__name__ = command.__doc__, command.__name__
+    function.__signature__ = inspect.signature(command).replace(parameters=parameter_list)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameter_list}
     return run

@@ -1,4 +1,4 @@
-"""The two ends of a command: options by which its models are read or selected, and by which its answer is written."""
+"""Options for reading and selecting models, and for writing the answer."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from .options import (
     OfflineOption,
     Output,
     Overrides,
-    opened,
+    open_output,
 )
 from .output import remark
-from .setting_options import CommandFunction, OptionOfCommand, takes
+from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
 
 if TYPE_CHECKING:
     from ..sources.preset import Preset
 
 
 class Reading(NamedTuple):
-    """How a TARGET is read.
+    """Options for reading a TARGET.
 
-    overrides: `path=value` of `--set`. head: the head that replaces the config's. allow_unknown: whether to ignore
-    misspelt fields and unknown sizes.
+    overrides: `path=value` of `--set`.
+    head: the head that replaces the config's; default None.
+    allow_unknown: whether misspelt fields and unknown sizes are ignored.
     """
 
     overrides: list[str] | None = None
@@ -47,13 +48,11 @@ class Reading(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the model is changed."""
+        """Whether options change the model."""
         return bool(self.overrides or self.head)
 
     def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:
-        """The model of a TARGET. What its reader remarks goes to stderr after the answer, and so does an optional part
-        of `include` that the model does not have.
-        """
+        """Reads a model. Notes of the reader, and parts of `include` that the model lacks, are remarks on stderr."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
@@ -65,17 +64,22 @@ class Reading(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """How an answer is written. notes: all notes, not the first alone. output: the file; None for stdout."""
+    """Options for writing an answer.
+
+    notes: whether all rows and notes are printed.
+    fmt: the format.
+    output: the file; None (default) for stdout.
+    """
 
     notes: bool = False
     fmt: Format = "table"
     output: Path | None = None
 
     def show(self, report: Report, table: str | None = None, notes: bool = False, listing: bool = False) -> None:
-        """Writes the answer to the file, whole or not at all, or to stdout. Warnings go to stderr where the format has
-        no room for notes.
+        """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
-        table: the one to write, of several. notes: whether to print all rows and notes, whatever the option says.
+        table: name of the table to write; default all.
+        notes: whether all rows and notes are printed without the option too.
         listing: whether the answer is a list, of which all rows are printed.
         """
         writer = WRITERS[self.fmt]
@@ -83,14 +87,14 @@ class Writing(NamedTuple):
             report = report.only(table)
         brief = not (notes or self.notes)
         if brief and self.fmt == "table" and not listing and table is None:
-            from ..reports.screen import on_a_screen
+            from ..reports.screen import trim_to_screen
 
-            report = on_a_screen(report)
+            report = trim_to_screen(report)
         if brief and self.fmt in ("table", "markdown"):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
             remark(f"note: {text}")
-        with opened(self.output) as out:
+        with open_output(self.output) as out:
             encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
             writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)
 
@@ -124,14 +128,12 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         lambda chosen: Writing(**chosen),
     ),
 }
-"""Parameter of a command → the options in its place, and what it gets of their values."""
+"""Parameter of a command → (options that replace it, function that combines their values)."""
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:
-    """Gives a command the options of reading TARGETs in the place of its parameter `reading`, those of selecting
-    presets in the place of `selection`, and those of writing the answer in the place of `writing`. It may lack some.
-    """
+    """Replaces the parameters `reading`, `selection` and `writing` of a command, if it has them, by their options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:
-            command = takes(parameter, *OPTIONS[parameter])(command)
+            command = replace_parameter(parameter, *OPTIONS[parameter])(command)
     return command

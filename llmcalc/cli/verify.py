@@ -10,7 +10,7 @@ from ..witnesses.reference import Device
 from ..witnesses.run import Witness
 from .layout_options import takes_layout
 from .options import JunitOption, TableOption, TargetsOrNone, size
-from .output import writable, written
+from .output import check_writable, write_whole
 from .target_options import Reading, Writing, takes_target
 
 
@@ -69,10 +69,10 @@ def command(
     )
     verification.check_targets(bool(targets))
     if junit_file is not None:
-        writable(junit_file, "--junit")
+        check_writable(junit_file, "--junit")
     answer = verification.answer(_progress(list(model_names()) if everything else list(targets or ())), reading.load)
     if junit_file is not None:
-        with written(junit_file, "--junit") as out:
+        with write_whole(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
     if launched_rank() == 0:
         writing.show(answer.report(), table, listing=everything)
@@ -81,7 +81,7 @@ def command(
 
 
 def _progress(names: list[str]) -> Iterator[str]:
-    """The names, with a bar on stderr where that is a terminal and there are several."""
+    """Yields the names, with a progress bar on stderr if it is a terminal and there are several."""
     from rich.console import Console
     from rich.progress import track
 

@@ -11,7 +11,7 @@ from .output import print_line, print_remarks, remark
 
 def command(
     port: Annotated[
-        int, typer.Option("--port", metavar="N", help="Port to serve on; 0: any that is free.", min=0, max=65535)
+        int, typer.Option("--port", metavar="N", help="Port to serve on; 0: any free port.", min=0, max=65535)
     ] = 0,
     export: Annotated[
         Path | None,
@@ -26,7 +26,7 @@ def command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """The page: the same counts in a browser.
-    It is built from a checkout, with Node and npm, and served to this machine alone.
+    It is built from a checkout, with Node and npm, and served to this machine only.
     """
     from ..page_server import PageServer, build_page, check_export, export_page
 

@@ -14,7 +14,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
 from .context_length import check_source, longest_sequence, usual_context
-from .what_if import What, what_ifs
+from .what_if import ModelChange, changed_models
 
 STATE = "recurrent_state"
 """The default kind of cached state that is not a KV cache."""
@@ -37,13 +37,13 @@ def cache_bits_of(format_name: str) -> Cost:
     return cache_bits_in(cache_format(format_name))
 
 
-def _keeping(spec: ModelSpec) -> Node:
+def _cached_tree(spec: ModelSpec) -> Node:
     """Returns the part of the tree that has caches. It is computed once and evaluated at many lengths."""
     return spec.tree().only("cache_bits")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CacheGroup:
     """A group of identical caches.
 
     kind: the kind of cache, such as `full_attention`.
@@ -90,26 +90,26 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """Number of elements stored in `dtype`: keys, values and latents, without states that have their own dtype."""
-        found: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
-        return found
+        elements: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), RunConfig(self.workload))
+        return elements
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token adds in all layers before any sliding window is full."""
-        one = self.workload.with_(batch=1, seq=1, context=0, source=1)
-        none = self.workload.with_(batch=1, seq=0, context=0, source=0)
-        return bits_to_bytes(self._bits(one) - self._bits(none))
+        first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
+        no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
+        return bits_to_bytes(self._bits(first_token) - self._bits(no_tokens))
 
     @property
     def growth_per_token(self) -> int:
         """Bytes that one more token of one sequence adds to the current cache; layers with a full window add none."""
-        here = self.workload.with_(batch=1)
-        return bits_to_bytes(self._bits(here.with_(seq=here.seq + 1)) - self._bits(here))
+        one_sequence = self.workload.with_(batch=1)
+        return bits_to_bytes(self._bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._bits(one_sequence))
 
     def _caches(self) -> list[Place]:
         """The places of all ops that have a cache."""
-        kept = cache_bits_of(self.dtype)
-        return [p for p in self.tree.walk(RunConfig(self.workload)) if not p.optional and p.own(kept)]
+        cost = cache_bits_of(self.dtype)
+        return [place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own(cost)]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -117,31 +117,33 @@ class CacheSize:
         `cross_attention`, …
         """
         sums: dict[str, int] = {}
-        for held in self.held:
-            sums[held.kind] = sums.get(held.kind, 0) + held.bytes
+        for group in self.groups:
+            sums[group.kind] = sums.get(group.kind, 0) + group.bytes
         return sums
 
     @property
-    def held(self) -> list[Held]:
-        """The caches in the order of the layers, with identical caches grouped."""
+    def groups(self) -> list[CacheGroup]:
+        """Groups of identical caches, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
-        kept = cache_bits_of(self.dtype)
+        cost = cache_bits_of(self.dtype)
         for place in self._caches():
             op = place.node.op
             tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
-            alike = (getattr(op, "kind", STATE), tokens, width)
-            layers[alike] = layers.get(alike, 0) + place.times
-            bits[alike] = bits.get(alike, 0) + place.times * place.own(kept)
+            group = (getattr(op, "kind", STATE), tokens, width)
+            layers[group] = layers.get(group, 0) + place.times
+            bits[group] = bits.get(group, 0) + place.times * place.own(cost)
         return [
-            Held(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
+            CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
             for (kind, tokens, width), b in bits.items()
         ]
 
     @property
     def what_if(self) -> list[WhatIf]:
         """The caches of the same model with other key/value heads or without windows."""
-        changed = [(what, replace(self, spec=spec, tree=_keeping(spec))) for what, spec in what_ifs(self.spec)]
+        changed = [
+            (what, replace(self, spec=spec, tree=_cached_tree(spec))) for what, spec in changed_models(self.spec)
+        ]
         return [WhatIf(what, cache, cache.bytes / self.bytes) for what, cache in changed]
 
     @property
@@ -177,7 +179,7 @@ def _tokens_of(cache: KVCache, place: Place) -> int:
 class WhatIf:
     """The cache of a changed model. ratio: its bytes over those of the original model's cache."""
 
-    what: What
+    what: ModelChange
     cache: CacheSize
     ratio: float
 
@@ -201,4 +203,4 @@ def kv(
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _keeping(spec), workload, cache_format(dtype_name).name, source)
+    return CacheSize(spec, _cached_tree(spec), workload, cache_format(dtype_name).name, source)

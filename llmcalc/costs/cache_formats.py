@@ -148,14 +148,14 @@ def cache_format(name: str) -> CacheFormat:
 
     Raises `InputError` for an unknown name.
     """
-    plain = name.strip().lower().replace("-", "_")
-    if plain in FORMATS:
-        return FORMATS[plain]
+    key = name.strip().lower().replace("-", "_")
+    if key in FORMATS:
+        return FORMATS[key]
     try:
-        full = dtype_of(_SPELLED.get(plain, name))
+        full = dtype_of(_SPELLED.get(key, name))
     except InputError:
-        numbers = [DTYPE_NAMES.get(one, one) for one in DTYPE_BITS]
-        near = suggest(plain, [*numbers, *FORMATS])
+        numbers = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
+        near = suggest(key, [*numbers, *FORMATS])
         raise InputError(
             f"unknown cache format '{name}': expected a number format ({', '.join(numbers)}) or one with scales "
             f"({', '.join(FORMATS)}).{near}"

@@ -44,7 +44,7 @@ def check_source(spec: ModelSpec, source: int | None) -> None:
         )
 
 
-def beyond(spec: ModelSpec, tokens: int) -> str:
+def too_long_note(spec: ModelSpec, tokens: int) -> str:
     """Returns a note if `tokens` exceeds the model's context length, else an empty string."""
     learned, limit = learned_positions(spec), longest_sequence(spec)
     if limit is None or tokens <= limit:

@@ -99,7 +99,7 @@ class FlopCount:
 
     @property
     def recomputed(self) -> Number:
-        """FLOPs of what runs a second time, all of it, as reentrant checkpointing does."""
+        """FLOPs of recomputation, in full as with reentrant checkpointing."""
         return recomputed(self.spec, self.run_config, self.include)
 
     @property
@@ -132,7 +132,7 @@ class FlopCount:
         return float(self.total / self.tokens)
 
 
-def sight_of(
+def run_config_of(
     spec: ModelSpec,
     batch: int = 1,
     seq: int | None = None,
@@ -149,7 +149,7 @@ def sight_of(
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
         context if context is not given.
     source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
-    recompute: what runs again in the backward pass, as `recompute_of` reads it; default none.
+    recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
     check_source(spec, source)
@@ -159,8 +159,8 @@ def sight_of(
                 f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq "
                 "alone as the context"
             )
-        given = usual_sequence(spec) if seq is None else seq
-        context = given if context is None else context
+        tokens = usual_sequence(spec) if seq is None else seq
+        context = tokens if context is None else context
         seq, source = 1, context if source is None else source
     if phase != "training" and recompute != "none":
         raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase training")

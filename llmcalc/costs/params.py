@@ -90,12 +90,12 @@ class ParameterCount:
     @property
     def left_out(self) -> dict[str, Number]:
         """Optional part that the total excludes → its parameters."""
-        found: dict[str, Number] = {}
+        sizes: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional
             if option and option not in self.include:
-                found[option] = found.get(option, 0) + place.total(total_of)
-        return found
+                sizes[option] = sizes.get(option, 0) + place.total(total_of)
+        return sizes
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:

@@ -1,4 +1,4 @@
-"""The tensors of a model that training updates: what an optimizer has states for."""
+"""The tensors of a model that training updates, for which an optimizer has states."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from ..units import DTYPE_BITS, bits_to_bytes
 class TrainedTensor:
     """A trained tensor of the model.
 
-    kind: its component. times: number of identical tensors. path: the names of the nodes around it, without indices.
-    in_layer: whether it is inside one of the model's layers.
+    tensor: shape and role.
+    kind: its component.
+    times: number of identical tensors.
+    path: names of its parent nodes, without indices.
+    in_layer: whether it is inside one of the model's layers; default True.
     """
 
     tensor: ParamTensor
@@ -41,12 +44,12 @@ def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterat
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
-    """The paths of the model's layers, without indices."""
+    """Returns the paths of the model's layers, without indices."""
     return tuple(dict.fromkeys(_names(place) for place in tree.walk() if place.node.kind == "layer"))
 
 
 def _names(place: Place) -> str:
-    """The names of a node and of those around it, without indices."""
+    """Returns the path of a node, without indices."""
     above = "" if place.above is None else _names(place.above)
     return f"{above}.{place.node.name}".strip(".")
 
@@ -59,24 +62,24 @@ def in_a_layer(place: Place | None) -> bool:
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:
-    """Bytes of a number of elements; formats narrower than a byte are packed."""
+    """Returns the bytes of a number of elements; formats narrower than a byte are packed."""
     bits = DTYPE_BITS[dtype]
     return elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits)
 
 
-def total(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
-    """The sum of a quantity over tensors."""
-    found: Number = 0
-    for one in tensors:
-        found = add(found, times(quantity(one.tensor), one.times))
-    return found
+def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
+    """Sums a quantity over tensors."""
+    total: Number = 0
+    for trained in tensors:
+        total = add(total, times(quantity(trained.tensor), trained.times))
+    return total
 
 
 def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """The number of elements of these tensors."""
-    return total(tensors, lambda tensor: tensor.size)
+    """Returns the number of elements of these tensors."""
+    return sum_over(tensors, lambda tensor: tensor.size)
 
 
 def count_of(tensors: Iterable[TrainedTensor]) -> Number:
-    """The number of these tensors."""
-    return total(tensors, lambda _: 1)
+    """Returns the number of these tensors."""
+    return sum_over(tensors, lambda _: 1)

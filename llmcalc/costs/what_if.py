@@ -21,7 +21,7 @@ Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class ModelChange:
     """A change to a model. key: its name in JSON. title: its name in tables."""
 
     key: str
@@ -31,21 +31,23 @@ class What:
 GROUPS = 8
 
 
-def what_ifs(spec: ModelSpec) -> Iterator[tuple[What, ModelSpec]]:
+def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     """Yields the changed specs, without changes that leave the spec equal."""
     heads = [sizes.heads for mixer, width in _mixers(spec) if (sizes := _cached_heads(mixer, width)) is not None]
-    asked: list[tuple[What, Change]] = [(What("mha", "as MHA"), _as_many_as_queries)]
+    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_mha)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
-        asked.append((What("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width)))
-    asked.append((What("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
-    asked.append((What("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
-    for what, change in asked:
+        changes.append(
+            (ModelChange("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width))
+        )
+    changes.append((ModelChange("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
+    changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
+    for what, change in changes:
         changed = with_mixers(spec, change)
         if changed != spec:
             yield what, changed
 
 
-def _as_many_as_queries(mixer: TokenMixer, width: int) -> TokenMixer:
+def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
     sizes = mixer.heads(width)
     return mixer if sizes is None else mixer.with_kv_heads(sizes.heads, width)
 
@@ -60,10 +62,10 @@ def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
     """Returns the spec with `change` applied to every token mixer, cross-attention included."""
-    return spec.model_copy(update={side: _changed(stack, change, spec) for side, stack in spec.stacks()})
+    return spec.model_copy(update={side: _changed_stack(stack, change, spec) for side, stack in spec.stacks()})
 
 
-def _changed(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
+def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
     width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
     variants = {name: layer.with_mixers(change, width) for name, layer in stack.variants.items()}
     return stack.model_copy(update={"block": stack.block.with_mixers(change, width), "variants": variants})

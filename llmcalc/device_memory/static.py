@@ -16,7 +16,7 @@ from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..costs.context_length import longest_sequence, usual_context, usual_sequence
 from ..costs.params import ParameterCount
-from ..costs.quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
+from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
 from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
@@ -39,7 +39,7 @@ class MemoryUse:
 
     count: the parameters.
     phase: training, prefill, decode or inference.
-    dtype: number format of the weights; with `quantized`, of the unconverted tensors.
+    dtype: number format of the weights; with `quantized_size`, of the unconverted tensors.
     workload: the sequences in the cache.
     kv_dtype: format of the cache; empty without a cache.
     grad_dtype, has_master, optimizer, precision: set in training only.
@@ -70,7 +70,7 @@ class MemoryUse:
             return self.quantized.total
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
-        narrow, stored = self.adapters.narrowed(self.count.tree, self.count.include)
+        narrow, stored = self.adapters.quantized_base(self.count.tree, self.count.include)
         frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
         return add(frozen, add(*(bytes_of(elements_of(held), dtype) for held, dtype in self._trained_apart)))
 
@@ -207,7 +207,7 @@ def _inference(
     if scheme is not None:
         weights = _wide(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-        stored = quantized(spec, scheme, weights, count.include, names)
+        stored = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec) if settings.seq is None else settings.seq
     workload = Workload(batch, seq, source=settings.source, phase="prefill")

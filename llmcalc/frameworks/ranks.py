@@ -52,7 +52,7 @@ class Cluster:
         return Cluster(RunOnRanks(memory, layout, version, own_settings), record)
 
     @property
-    def one(self) -> Memory:
+    def memory(self) -> Memory:
         return self.run.memory
 
     @property
@@ -69,11 +69,11 @@ class Cluster:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.one.spec
+        return self.memory.spec
 
     @property
     def settings(self) -> Settings:
-        return self.one.settings
+        return self.memory.settings
 
     @property
     def trains(self) -> bool:
@@ -103,22 +103,22 @@ class Cluster:
             found = self.framework.rank_memory(self.run, rank, runtime)
         else:
             check_serving(self.layout, self.framework)
-            found = rank_memory(rank_of(self.one, self.layout, rank, runtime))
+            found = rank_memory(rank_of(self.memory, self.layout, rank, runtime))
         found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory_with_evidence(found, self.evidence))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The parts, kernels and settings of the run, with the witness of each by itself and under the framework."""
-        use = self.one.states
+        use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if use.optimizer is None else use.optimizer.name
         found = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
-        return found if record.own_kernels else [*found, *self.one.evidence(self.attention)]
+        return found if record.own_kernels else [*found, *self.memory.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
-        return self.on(self.one.runtime)
+        return self.on(self.memory.runtime)
 
     @property
     def device_rank(self) -> RankMemory:
@@ -138,15 +138,15 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.rank_model(self.device_rank.rank, replace(self.one.runtime, expandable=True))
+        grown = self.rank_model(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
         return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
 
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation."""
         if self.trains:
-            return attention_of(self.one, self.framework)
-        return rank_of(self.one, self.layout, 0, self.one.runtime).attention
+            return attention_of(self.memory, self.framework)
+        return rank_of(self.memory, self.layout, 0, self.memory.runtime).attention
 
     @property
     def micro_batches(self) -> int:
@@ -170,7 +170,7 @@ class Cluster:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
                 return messages
-        gradients, use = self.framework.gradient_rules(), self.one.states
+        gradients, use = self.framework.gradient_rules(), self.memory.states
         return rank_messages(
             self.spec,
             self.layout,

@@ -1,4 +1,4 @@
-"""What grows with the context: the KV cache, and the FLOPs of one more token."""
+"""Plots over the context length: the KV cache, and the FLOPs of one more token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.cache import kv
 from ..costs.context_length import longest_sequence
-from ..costs.flops import flops, sight_of
+from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK, SERIES
 from ..sources.preset import Preset
 from .figure import STYLE, new_figure
@@ -20,56 +20,57 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2)) for i in range(21))
-"""Tokens of a sequence: from 1,024 to 1,048,576, two to each doubling."""
+"""Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
-def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
-    """Bytes of the cache of one sequence against its tokens, log-log: full windows bend the curve.
+def cache_curves(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+    """Plots the bytes of one sequence's cache against its tokens, log-log; full windows bend the curve.
 
-    dtype: format of keys and values. ax: where to draw; by default a figure of its own.
+    dtype: format of keys and values.
+    ax: axes to draw on; default a new figure.
     """
 
     def of(preset: Preset) -> list[float]:
-        one = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
-        return [one.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
+        first = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
+        return [first.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
     return _curves(models, of, title, units.GIB.name, ax)
 
 
-def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
-    """Forward FLOPs of one token that reads so long a context, log-log."""
+def flops_curves(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
+    """Plots the forward FLOPs of one token against its context length, log-log."""
 
     def of(preset: Preset) -> list[float]:
         phase = "forward" if preset.model.kind == "encoder" else "decode"
-        found: list[float] = []
+        values: list[float] = []
         for tokens in CONTEXTS:
             run_config = (
-                sight_of(preset.model, seq=tokens)
+                run_config_of(preset.model, seq=tokens)
                 if phase == "forward"
-                else sight_of(preset.model, context=tokens - 1, phase="decode")
+                else run_config_of(preset.model, context=tokens - 1, phase="decode")
             )
-            found.append(flops(preset.model, run_config).per_token / 1e9)
-        return found
+            values.append(flops(preset.model, run_config).per_token / 1e9)
+        return values
 
     return _curves(models, of, "FLOPs of one more token", "GFLOPs", ax)
 
 
 def _curves(
-    models: Sequence[Preset], of: Callable[[Preset], list[float]], title: str, unit: str, ax: Axes | None
+    models: Sequence[Preset], values_of: Callable[[Preset], list[float]], title: str, unit: str, ax: Axes | None
 ) -> Figure:
     from matplotlib import rc_context
 
     with rc_context(STYLE):
         figure = new_figure(8, 4.6) if ax is None else ax.figure
-        _draw(figure.subplots() if ax is None else ax, [(one, of(one)) for one in models], title, unit)
+        _draw(figure.subplots() if ax is None else ax, [(preset, values_of(preset)) for preset in models], title, unit)
     return figure  # type: ignore[return-value]
 
 
 def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    heights = apart([values[-1] for _, values in curves])
+    heights = spread_labels([values[-1] for _, values in curves])
     for i, (preset, values) in enumerate(curves):
         colour = SERIES[i % len(SERIES)]
         longest = longest_sequence(preset.model) or CONTEXTS[-1]
@@ -99,18 +100,18 @@ def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, un
 
 
 ROW = 1.45
-"""The ratio of the heights of two labels that stand one above the other on a log axis."""
+"""Smallest ratio of the heights of two labels on a log axis."""
 
 
-def apart(values: Sequence[float]) -> list[float]:
-    """Heights of labels beside these values, none nearer to another than a line of text."""
+def spread_labels(values: Sequence[float]) -> list[float]:
+    """Returns heights of labels near these values, at least one line of text apart."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    found = list(values)
+    heights = list(values)
     for below, above in pairwise(order):
-        found[above] = max(found[above], found[below] * ROW)
-    return found
+        heights[above] = max(heights[above], heights[below] * ROW)
+    return heights
 
 
 def _tokens(value: float) -> str:
-    """`8K`, `1M`."""
+    """Writes `8K` or `1M`."""
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

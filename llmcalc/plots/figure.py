@@ -1,4 +1,4 @@
-"""Makes figures and writes them to files."""
+"""Creates figures and writes them to files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needs_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
-    """An empty figure in the house style, which no window shows. width, height: inches."""
+    """Creates an empty figure in llmcalc's style, without a window. width, height: inches."""
     needs_matplotlib()
     from matplotlib import rc_context
 
@@ -46,40 +46,41 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
 
 @cache
 def _notebook_figure() -> type[Figure]:
-    """Figures that a notebook shows by themselves, without pyplot and its backends."""
+    """Returns a class of figures that a notebook displays, without pyplot and its backends."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
         def _repr_svg_(self) -> str:
-            return rendered(self, "svg").decode()
+            return figure_bytes(self, "svg").decode()
 
     return NotebookFigure
 
 
 def panels(axes: Any, count: int) -> list[Axes]:
-    """The axes that a picture of so many panels is to be drawn on, from the upper left, row by row.
+    """Returns the axes of a picture's panels, row by row from the upper left.
 
-    axes: as `figure.subplots` returns them, or a list. Raises `InputError` for another number of them.
+    axes: result of `figure.subplots`, or a list.
+    Raises `InputError` if their number is not `count`.
     """
     import numpy
 
-    found = list(numpy.ravel(axes))
-    if len(found) != count:
-        raise InputError(f"ax: {len(found)} are given; expected {count}, one for each panel")
-    return found
+    axes_list = list(numpy.ravel(axes))
+    if len(axes_list) != count:
+        raise InputError(f"ax: {len(axes_list)} are given; expected {count}, one for each panel")
+    return axes_list
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's suffix names. Raises `InputError` for another suffix."""
+    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        known = ", ".join(f".{one}" for one in FORMATS)
+        known = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
         raise InputError(f"--output {path}: its suffix names no format of a picture; expected {known}")
     return suffix
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
-    """A figure as a file of that format; equal figures are equal files."""
+def figure_bytes(figure: Figure, kind: str) -> bytes:
+    """Returns the bytes of a figure in a format; equal figures give equal bytes."""
     from io import BytesIO
 
     from matplotlib import rc_context

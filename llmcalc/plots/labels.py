@@ -1,4 +1,4 @@
-"""Names in pictures: as text alone, and where those of points stand, so that none lies over another name or point."""
+"""Labels in pictures: escaped text, and places of points' names without overlap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GAP = 6
 
 
 def label(name: str) -> str:
-    r"""A name as matplotlib draws it: on one line, and `$` as it is (`\$`), since `$…$` is a formula to matplotlib.
+    r"""Escapes a name for matplotlib: on one line, with `\$` for `$`, since `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
     """
@@ -32,18 +32,19 @@ class Box(NamedTuple):
     top: float
 
     def meets(self, other: Box) -> bool:
-        """Whether the two have a point in common."""
-        beside = self.right <= other.left or other.right <= self.left
-        return not beside and self.bottom < other.top and other.bottom < self.top
+        """Whether two boxes overlap."""
+        separate = self.right <= other.left or other.right <= self.left
+        return not separate and self.bottom < other.top and other.bottom < self.top
 
 
-def named(
+def place_names(
     ax: Axes, at: Sequence[tuple[float, float]], names: Sequence[str], others: Sequence[tuple[float, float]] = ()
 ) -> list[Annotation]:
-    """Writes names beside points, the first ones first; a name for which there is no room is left out.
+    """Writes names beside points, in their order; a name without room is left out.
 
-    at: the points, in data coordinates. others: further points that no name may cover. The figure has to be laid out:
-    it may not change afterwards.
+    at: the points, in data coordinates.
+    others: other points that no name may cover; default none.
+    The figure's layout must not change afterwards.
     """
     taken: list[Box] = []
     frame = ax.get_window_extent()
@@ -60,15 +61,17 @@ def named(
             fontsize=7.5,
             color=INK,
         )
-        own = ax.transData.transform(point)
+        own_point = ax.transData.transform(point)
         for place in ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center")):
             text.set_position(place[:2])
             text.set_horizontalalignment(place[2])
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
             inside = frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
-            covers = any(box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own))
-            if inside and not covers and not any(box.meets(one) for one in taken):
+            covers = any(
+                box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
+            )
+            if inside and not covers and not any(box.meets(placed) for placed in taken):
                 taken.append(box)
                 written.append(text)
                 break

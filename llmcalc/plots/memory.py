@@ -1,4 +1,4 @@
-"""What fills a device in every phase of a run, and how full it is while the run goes on."""
+"""Plots of the memory of a device: by kind in every phase, and over time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
-"""The ground of a text that may lie over a line."""
+TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+"""Background of a text that may overlap a line."""
 
 
-def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
-    """Two panels: stacked bars of every phase's highest point, and the course of a run, module by module.
+def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Figure:
+    """Draws two panels: the peak of every phase as stacked bars, and memory over time, module by module.
 
-    fits: accelerators whose capacity is marked.
+    fits: accelerators whose capacity is marked; default none.
     """
     from matplotlib import rc_context
 
-    device = found.device
+    device = memory_estimate.device
     figure = new_figure(9, 2.6 + 0.42 * len(device.moments) + 2.4)
     with rc_context(STYLE):
         heights = (0.7 + 0.45 * len(device.moments), 2.4)
@@ -37,7 +37,7 @@ def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
         bars(above, device, fits)
         course(below, device, fits)
         figure.suptitle(
-            f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(found.states)}",
+            f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
             x=0.01,
             ha="left",
             color=INK,
@@ -48,16 +48,16 @@ def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
 
 
 def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
-    """A stacked bar a phase, in GiB, in the order of the run from above; a line for each capacity."""
+    """Draws a stacked bar per phase, in GiB, in the order of the run, and a line per capacity."""
     phases = list(device.moments)
     kinds = [kind for kind in KINDS if any(device.moments[phase][kind] for phase in phases)]
-    for at, phase in enumerate(phases):
+    for row, phase in enumerate(phases):
         left = 0.0
         for kind in kinds:
             size = device.moments[phase][kind] / units.GIB.factor
-            ax.barh(at, size, left=left, color=KINDS[kind], label=KIND_NAMES[kind] if at == 0 else None, height=0.62)
+            ax.barh(row, size, left=left, color=KINDS[kind], label=KIND_NAMES[kind] if row == 0 else None, height=0.62)
             left += size
-        ax.text(left, at, f" {left:,.2f}", va="center", ha="left", color=INK)
+        ax.text(left, row, f" {left:,.2f}", va="center", ha="left", color=INK)
     ax.set_yticks(range(len(phases)), [PHASE_NAMES[phase] for phase in phases])
     ax.invert_yaxis()
     ax.set_xlabel(f"the most in each phase, by kind, {units.GIB.name}")
@@ -67,7 +67,7 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
 
 
 def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
-    """The most bytes while each module ran, in the order of the run."""
+    """Draws the peak during each module, in the order of the run."""
     points = [point for point in device.timeline if point.node]
     points += [point for point in device.timeline if point.phase == "step"] * max(1, len(points) // 12)
     values = [point.bytes / units.GIB.factor for point in points]
@@ -83,7 +83,7 @@ def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     where = points[peak].node or PHASE_NAMES["step"]
     side: Any = "right" if peak > len(values) / 2 else "left"
     text = f"{values[peak]:,.2f} {units.GIB.name}: {label(where)}  "
-    ax.annotate(text, (peak, values[peak]), ha=side, va="bottom", color=INK, bbox=BEHIND)
+    ax.annotate(text, (peak, values[peak]), ha=side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
     ax.set_ylabel(units.GIB.name)
     ax.set_ylim(0, max(values) * 1.15)
@@ -92,7 +92,7 @@ def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
 
 
 def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, upright: bool) -> None:
-    """A dashed line for the capacity of each accelerator that is not far beyond the peak."""
+    """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak."""
     for fit in fits:
         at = fit.capacity / units.GIB.factor
         if at > 2.5 * device.peak_bytes / units.GIB.factor:

@@ -1,4 +1,4 @@
-"""Where the parameters are: a stacked bar for each model, by component."""
+"""Plot of parameters: a stacked bar per model, by component."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGIBLE = 0.06
-"""The share of a bar from which on a number stands in it."""
+"""Smallest share of a bar that is labelled with its number."""
 
 NAMES = {
     "lm_head": "output head",
@@ -26,13 +26,14 @@ NAMES = {
     "cross_attention": "cross-attention",
     "shared_expert": "shared experts",
 }
-"""Component → its name in a legend, where that is another."""
+"""Component → its name in a legend, if that differs."""
 
 
 def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
-    """A bar of 100 % for each model, from above in the order given, with its parameters beside it.
+    """Draws a bar of 100 % per model, in their order, with its parameters beside it.
 
-    counts: (name, parameters). ax: where to draw; by default a figure of its own.
+    counts: (name, parameters).
+    ax: axes to draw on; default a new figure.
     """
     from matplotlib import rc_context
 
@@ -44,23 +45,23 @@ def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None)
 
 def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled: set[str] = set()
-    for at, (_, count) in enumerate(counts):
+    for row, (_, count) in enumerate(counts):
         parts = {kind: int(size) for kind, size in count.by_component.items()}
-        known = [(kind, parts.get(kind, 0)) for kind in COMPONENTS]
+        named_parts = [(kind, parts.get(kind, 0)) for kind in COMPONENTS]
         left = 0.0
-        for kind, size in (*known, ("other", int(count.total) - sum(size for _, size in known))):
+        for kind, size in (*named_parts, ("other", int(count.total) - sum(size for _, size in named_parts))):
             share = size / int(count.total)
             if not share:
                 continue
             legend = None if kind in labelled else NAMES.get(kind, kind)
             labelled.add(kind)
             colour = COMPONENTS.get(kind, OTHER)
-            ax.barh(at, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend)
+            ax.barh(row, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend)
             if share >= LEGIBLE:
                 text = f"{100 * share:.0f} %"
-                ax.text(left + share / 2, at, text, ha="center", va="center", fontsize=8.5, color=_on(colour))
+                ax.text(left + share / 2, row, text, ha="center", va="center", fontsize=8.5, color=_text_colour(colour))
             left += share
-        ax.text(1.01, at, units.count(int(count.total)), va="center", fontsize=9, color=INK)
+        ax.text(1.01, row, units.count(int(count.total)), va="center", fontsize=9, color=INK)
     ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)
@@ -72,8 +73,10 @@ def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     ax.legend(loc="upper left", bbox_to_anchor=(-0.01, 0.0), ncols=5, frameon=False, fontsize=9, handlelength=1)
 
 
-def _on(colour: str) -> str:
-    """White or ink, whichever reads better on a colour (WCAG's relative luminance)."""
+def _text_colour(colour: str) -> str:
+    """Returns white or ink, whichever contrasts more with a colour (WCAG's relative luminance)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels)
+    red, green, blue = (
+        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels
+    )
     return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"

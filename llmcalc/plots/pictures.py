@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..costs.context_length import usual_sequence
 from ..errors import InputError
-from ..sources.preset import Preset, about
+from ..sources.preset import Preset, name_in_errors
 from ..studies.selection import EVERY_MODEL, Selection
 from .figure import needs_matplotlib
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Picture: TypeAlias = Literal["memory", "schedule", "params", "kv", "flops", "shape", "aspect"]
 
 MOST_PASSES = 100_000
-"""Forward passes of micro-batches through stages, so that a schedule is drawn within seconds."""
+"""Largest number of forward passes in a drawn schedule, which takes seconds."""
 
 
 def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset()) -> Figure:
-    """Where the parameters are: a bar for each model, by component."""
+    """Draws the parameters of models: a bar per model, by component."""
     needs_matplotlib()
     from ..costs.params import params
     from .params import params as picture
@@ -37,45 +37,45 @@ def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset
 
 
 def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
-    """The KV cache of one sequence against its tokens."""
+    """Draws the KV cache of one sequence against its tokens."""
     needs_matplotlib()
     from ..costs.cache import kv
-    from .context import cache
+    from .context import cache_curves
 
     for preset in models:
-        with about(preset):
+        with name_in_errors(preset):
             kv(preset.model, dtype_name=kv_dtype)
-    return cache(models, kv_dtype)
+    return cache_curves(models, kv_dtype)
 
 
 def flops_picture(models: Sequence[Preset]) -> Figure:
-    """The FLOPs of one more token against the context before it."""
+    """Draws the FLOPs of one more token against its context length."""
     needs_matplotlib()
-    from .context import work
+    from .context import flops_curves
 
-    return work(models)
+    return flops_curves(models)
 
 
 def shape_picture(
     models: Sequence[Preset], rows: int = 24, seq: int | None = None, kv_dtype: str = "bfloat16"
 ) -> Figure:
-    """Shapes with as many parameters, deep to wide. rows: shapes of each model."""
+    """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
     needs_matplotlib()
     from ..studies.shape import budget_for, family, study
     from .shapes import shape
 
-    found = []
+    studies = []
     for preset in models:
-        with about(preset):
+        with name_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             members = family(preset.model)
-            found.append((preset.display, study(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)))
-    return shape(found)
+            studies.append((preset.display, study(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)))
+    return shape(studies)
 
 
 def aspect_picture(selection: Selection = EVERY_MODEL) -> Figure:
-    """h/L and d_ff/h of presets, by size and year."""
+    """Draws h/L and d_ff/h of presets, by size and year."""
     needs_matplotlib()
     from ..questions.listings import select_presets
     from ..studies.compare import quantities
@@ -90,19 +90,19 @@ def aspect_picture(selection: Selection = EVERY_MODEL) -> Figure:
 
 
 def memory_picture(question: RunQuestion) -> Figure:
-    """What fills the memory of one device, phase by phase, with the capacity of the accelerators of the question."""
+    """Draws the memory of one device by phase, with the capacity of the question's accelerators."""
     needs_matplotlib()
     from ..accelerator import Fit
     from .memory import memory as picture
 
-    with about(question.preset):
-        found = question.on_one_device()
-        fits = [Fit(hardware, found.device.device_bytes) for hardware in question.accelerators]
-        return picture(question.preset.display, found, fits)
+    with name_in_errors(question.preset):
+        memory = question.on_one_device()
+        fits = [Fit(hardware, memory.device.device_bytes) for hardware in question.accelerators]
+        return picture(question.preset.display, memory, fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
-    """What each rank of a pipeline runs, and when. Raises `InputError` for more passes than can be drawn."""
+    """Returns the timetable of a pipeline. Raises `InputError` for more passes than can be drawn."""
     from ..parallel.schedules import pipeline, timetable
 
     most = MOST_PASSES // (layout.pp * layout.vpp)
@@ -116,7 +116,7 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
 
 def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
-    """A timetable as a picture."""
+    """Draws a timetable."""
     needs_matplotlib()
     from .schedule import schedule as picture
 

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: a row for each rank, time to the right, and what is in flight beside it."""
+"""Plot of a pipeline schedule: a row per rank, time to the right, micro-batches in flight beside it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NARROWEST, WIDEST = 9.0, 16.0
-"""Inches of a picture."""
+"""Smallest and largest width of a picture, in inches."""
 
-BESIDE = 2.6
-"""Inches of a picture that are not passes: the ranks' names, and what is in flight."""
+SIDE_INCHES = 2.6
+"""Width of the ranks' names and of micro-batches in flight, in inches."""
 
 CELL, DIGIT, LINE = 0.2, 0.085, 0.03
 """Inches: of the shortest pass where the width allows them; of a digit, and of a pass that has an outline and hatching.
 What has less room is drawn without.
 """
 
-BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
-"""The ground of a number on hatching."""
+TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+"""Background of a number on hatching."""
 
 HEIGHT = 0.8
-"""Of a row."""
+"""Height of a bar, in rows."""
 
 
 def schedule(layout: Layout, timetable: Timetable) -> Figure:
-    """Two panels: the passes of every rank, and the most micro-batches that each has in flight."""
+    """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     from matplotlib import rc_context
 
     shortest = min(timetable.costs.duration(kind) for kind in kinds_of(timetable))
-    width = min(WIDEST, max(NARROWEST, BESIDE + CELL * timetable.time / shortest))
+    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(width - BESIDE, 1.0))
-        passes(left, timetable, (width - BESIDE) / timetable.time)
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
+        passes(left, timetable, (width - SIDE_INCHES) / timetable.time)
         in_flight(right, timetable)
         text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
         figure.suptitle(text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
@@ -50,9 +50,9 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
-    """Each rank's passes with the numbers of their micro-batches; those of later chunks are paler.
+    """Draws each rank's passes with the numbers of their micro-batches; later chunks are paler.
 
-    Passes that overlap lie one above the other. inches: of a unit of time.
+    Overlapped passes are drawn one above the other. inches: width of a unit of time.
     """
     from matplotlib.colors import to_rgb
 
@@ -66,7 +66,7 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
             number = str(micro_batch)
             if (end - start) * inches > DIGIT * len(number):
                 x, y, size = (start + end) / 2, low + tall / 2, 8 if tall == HEIGHT else 7
-                behind = BEHIND if palette.HATCHES[kind] else None
+                behind = TEXT_BACKGROUND if palette.HATCHES[kind] else None
                 ax.text(x, y, number, ha="center", va="center", size=size, color=palette.INK, bbox=behind)
             below = above
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
@@ -88,7 +88,7 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
 
 
 def _legend(ax: Axes, timetable: Timetable) -> None:
-    """What each colour is, above the passes."""
+    """Draws the legend of colours above the passes."""
     from matplotlib.patches import Patch
 
     patches = [
@@ -104,18 +104,18 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
 
 
 def in_flight(ax: Axes, timetable: Timetable) -> None:
-    """A bar for the most micro-batches in flight on each rank; those that only wait for W have its colour."""
-    held = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    whole = [sum(one.whole) for one in held]
-    weights = [sum(one.weights) for one in held]
-    ranks = range(len(held))
+    """Draws the largest number of micro-batches in flight per rank; those that only wait for W have its colour."""
+    counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
+    whole = [sum(count.whole) for count in counts]
+    weights = [sum(count.weights) for count in counts]
+    ranks = range(len(counts))
     ax.barh(ranks, whole, height=HEIGHT, color=palette.FAINT)
     if any(weights):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(ranks, weights, left=whole, height=HEIGHT, color=colour, edgecolor="white", hatch=hatch, linewidth=0)
-    for rank, one in zip(ranks, held, strict=True):
-        ax.text(one.total, rank, f" {one.total}", va="center", ha="left", color=palette.INK)
-    ax.set_xlim(0, 1.3 * max(one.total for one in held))
+    for rank, count in zip(ranks, counts, strict=True):
+        ax.text(count.total, rank, f" {count.total}", va="center", ha="left", color=palette.INK)
+    ax.set_xlim(0, 1.3 * max(count.total for count in counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)
     for spine in ax.spines.values():

@@ -12,7 +12,7 @@ from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
 from .figure import STYLE, new_figure, panels
-from .labels import label, named
+from .labels import label, place_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 
 
 def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None) -> Figure:
-    """Two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
+    """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
-    studies: (name, equal-budget shapes); a diamond marks the model itself. ax: the two axes to draw on, as
-    `figure.subplots` returns them; by default those of a figure of its own, with a title. Raises `InputError` for
-    another number of axes.
+    studies: (name, equal-budget shapes); a diamond marks the model itself.
+    ax: the two axes to draw on; default those of a new figure with a title.
+    Raises `InputError` for another number of axes.
     """
     from matplotlib import rc_context
 
     with rc_context(STYLE):
         figure = new_figure(10, 4.4) if ax is None else None
         left, right = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
-        for i, (name, one) in enumerate(studies):
-            _curves(left, right, name, one, SERIES[i % len(SERIES)])
+        for i, (name, study) in enumerate(studies):
+            _curves(left, right, name, study, SERIES[i % len(SERIES)])
         left.set_yscale("log", base=2)
-        for each, title in ((left, "KV cache per token, KiB"), (right, "forward FLOPs per token / parameters")):
-            _ratio_axis(each, upright=True)
-            each.set_title(title, color=INK)
+        for ax_of_panel, title in ((left, "KV cache per token, KiB"), (right, "forward FLOPs per token / parameters")):
+            _ratio_axis(ax_of_panel, upright=True)
+            ax_of_panel.set_title(title, color=INK)
         left.yaxis.set_major_formatter("{x:g}")
         left.legend(frameon=False, fontsize=9)
-        what = " and ".join(sorted({one.budget.kind for _, one in studies}))
+        budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
         if figure is not None:
-            figure.suptitle(f"Shapes of equal {what}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+            figure.suptitle(f"Shapes of equal {budgets}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return left.figure  # type: ignore[return-value]
 
 
-def _curves(left: Axes, right: Axes, name: str, found: Study, colour: str) -> None:
-    """The shapes of one study in both panels, from the deepest to the widest."""
-    rows = sorted(found.shapes, key=lambda each: each.stack.aspect_ratio)
+def _curves(left: Axes, right: Axes, name: str, study: Study, colour: str) -> None:
+    """Draws the shapes of one study in both panels, from the deepest to the widest."""
+    rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
     for ax, values in (
         (left, [row.kv_bytes_per_token / 1024 for row in rows]),
         (right, [row.forward_flops_per_token / row.parameters for row in rows]),
     ):
         ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=label(name))
-        own = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
-        for x, y in own:
+        of_target = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
+        for x, y in of_target:
             ax.plot(x, y, marker="D", markersize=9, color=colour)
 
 
 def _ratio_axis(ax: Axes, upright: bool) -> None:
-    """h/L on a log axis, with the band of large dense decoders."""
+    """Formats a log axis of h/L, with the band of large dense decoders."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     band = DENSE_BAND
@@ -80,16 +80,16 @@ def _ratio_axis(ax: Axes, upright: bool) -> None:
 
 
 ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
-"""What is on the upright axes."""
+"""Titles of the vertical axes."""
 
 
 def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None) -> Figure:
-    """Four panels: h/L and d_ff/h, against parameters and against the year.
+    """Draws four panels: h/L and d_ff/h, against parameters and against the year.
 
     The models whose values are most unlike the others' are named first; a name without room is left out.
 
-    ax: the four axes to draw on, as `figure.subplots(2, 2)` returns them; by default those of a figure of its own, with
-    a title. Names are placed for the size that the axes have then. Raises `InputError` for another number of axes.
+    ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
+    Raises `InputError` for another number of axes.
     """
     from matplotlib import rc_context
 
@@ -97,22 +97,26 @@ def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | Non
         figure = new_figure(12, 8.4) if ax is None else None
         axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
         drawn = [
-            (one, _scatter(one, models, title, against))
-            for one, (title, against) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+            (ax_of_panel, _scatter(ax_of_panel, models, title, against))
+            for ax_of_panel, (title, against) in zip(
+                axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
+            )
         ]
         if figure is not None:
-            _headed(figure, f"Proportions of {len(models):,} models", axes[0])
+            _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
         else:
             axes[0].legend(frameon=False, fontsize=9)
             axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-        for one, points in drawn:
+        for ax_of_panel, points in drawn:
             places = [(x, y) for x, y, _ in points]
-            named(one, places[:NAMED], [name for _, _, name in points[:NAMED]], places[NAMED:])
+            place_names(
+                ax_of_panel, places[:MOST_NAMES], [name for _, _, name in points[:MOST_NAMES]], places[MOST_NAMES:]
+            )
     return axes[0].figure  # type: ignore[return-value]
 
 
-def _headed(figure: Figure, title: str, ax: Axes) -> None:
-    """Title and legend above all panels, which then stay where they are: names are placed beside what does not move."""
+def _add_title(figure: Figure, title: str, ax: Axes) -> None:
+    """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
@@ -120,15 +124,15 @@ def _headed(figure: Figure, title: str, ax: Axes) -> None:
     figure.set_layout_engine("none")
 
 
-NAMED = 120
-"""Models of a panel that are tried to be named."""
+MOST_NAMES = 120
+"""Largest number of models per panel whose names are placed."""
 
 Point: TypeAlias = tuple[float, float, str]
 """(x, y, name)"""
 
 
 def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, against: str) -> list[Point]:
-    """Draws a point for each model. Returns all of them, those farthest from the middle of all first."""
+    """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     kinds: dict[bool, list[Point]] = {False: [], True: []}
@@ -141,9 +145,9 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
-        own = kinds[mixture]
-        x, y = [one[0] for one in own], [one[1] for one in own]
-        if own:
+        points_of_kind = kinds[mixture]
+        x, y = [point[0] for point in points_of_kind], [point[1] for point in points_of_kind]
+        if points_of_kind:
             ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=kind)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
@@ -158,11 +162,11 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     ax.set_ylabel(title)
     points = [*kinds[False], *kinds[True]]
     middle = sorted(value for _, value, _ in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda one: -abs(one[1] / middle - middle / one[1]))
+    return sorted(points, key=lambda point: -abs(point[1] / middle - middle / point[1]))
 
 
 def _year(released: str) -> float:
-    """`2024-07` → 2024.5; 0 where it is not known."""
+    """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
     parts = [int(part) for part in released.split("-") if part]
     if not parts:
         return 0.0

@@ -1,5 +1,5 @@
-"""Every command's question, asked in one place for the command line, for Python and for the page.
+"""The question of every command, shared by the command line, Python and the page.
 
-A function takes models that have been read and settings that have been checked, and returns an answer, which has the
-command's report. What a question needs is loaded when it is asked.
+A function takes models that have been read and settings that have been checked. It returns an answer, which builds the
+command's report. Modules are imported when a question needs them.
 """

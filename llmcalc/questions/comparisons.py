@@ -10,7 +10,7 @@ from ..costs.context_length import usual_sequence
 from ..costs.params import ParameterCount
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, about
+from ..sources.preset import Preset, name_in_errors
 from ..studies.selection import EVERY_MODEL, Selection
 from ..units import parse_count
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_compared(targets: bool, everything: bool, selection: Selection) -> None:
-    """Raises `InputError` unless models are given, or all are asked for. targets: whether models are given."""
+    """Raises `InputError` unless models or `--all` are given. targets: whether models are given."""
     if everything and targets:
-        raise InputError("--all: it is of all presets; expected --all or TARGETs, not both")
+        raise InputError("--all: compares all presets; expected --all or TARGETs, not both")
     if not everything and not targets:
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
     if not everything and selection != EVERY_MODEL:
@@ -35,11 +35,13 @@ def ask_compare(
     sort: str | None = None,
     layout: Layout = "terminal",
 ) -> ReportedAnswer:
-    """Models side by side.
+    """Compares models side by side.
 
-    compared: the models, each with its parameters where they are counted already. seq: tokens of each sequence; by
-    default the most that all of them usually take. sort: the quantity to order by, smallest first; by default as given.
-    layout: how the tables are laid out.
+    compared: the models, each with its parameters if they are counted already.
+    seq: tokens per sequence; default the shortest usual sequence of the models.
+    kv_dtype: format of the KV cache.
+    sort: the quantity to order by, smallest first; default the given order.
+    layout: the layout of the tables.
     """
     from ..reports.compare import report
     from ..studies.compare import quantities, sort_order
@@ -47,15 +49,15 @@ def ask_compare(
     tokens = min(usual_sequence(preset.model) for preset, _ in compared) if seq is None else seq  # the same for all
     models = []
     for preset, count in compared:
-        with about(preset):
+        with name_in_errors(preset):
             models.append(quantities(preset.model, tokens, kv_dtype, count))
-    found = [(compared[i][0], models[i]) for i in sort_order(models, sort)]
-    return ReportedAnswer(tuple(found), lambda: report(found, layout))
+    pairs = [(compared[i][0], models[i]) for i in sort_order(models, sort)]
+    return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout))
 
 
 @dataclass(frozen=True)
 class ShapeQuestion:
-    """Other shapes of a budget. The fields are the options of `llmcalc shape`; None for one that is not given."""
+    """The question of `llmcalc shape`. The fields are its options; None for an option that is not given."""
 
     params: str | int | None = None
     flops: str | float | None = None
@@ -79,10 +81,13 @@ class ShapeQuestion:
         literature: bool = False,
         flat: bool = False,
     ) -> ReportedAnswer:
-        """Shapes with the ratios of a model.
+        """Finds shapes of the budget with the ratios of a model.
 
-        target: the model; None for the usual one of the budget. read_model: reads it. overrides: its changed fields.
-        literature: whether a table says what studies find. flat: one table of raw values.
+        target: the model; None for the standard model of the budget.
+        read_model: function that reads it.
+        overrides: fields that `--set` changes.
+        literature: whether a table compares with published studies.
+        flat: whether there is one table of raw values.
         """
         from ..reports.shape import report
         from ..studies.shape import budget_for, family, proportion, standard, study
@@ -90,9 +95,9 @@ class ShapeQuestion:
         self._refuse_contradictions(overrides, target is None)
         budgets = _count(self.params, "--params"), _count(self.flops, "--flops"), _count(self.tokens, "--tokens")
         preset = read_model(standard(*budgets) if target is None else target)
-        own = None if target is None else preset.model
+        target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
-        with about(None if target is None else preset):
+        with name_in_errors(None if target is None else preset):
             members = family(
                 preset.model,
                 self.head_dim,
@@ -101,13 +106,13 @@ class ShapeQuestion:
                 _count(self.vocab, "--vocab"),
                 self.tie,
             )
-            budget = budget_for(own, *budgets, seq)
-            found = study(members, budget, own, self.rows, self.tolerance, seq, self.kv_dtype)
-        return ReportedAnswer(found, lambda: report(found, preset, own is not None, literature, flat=flat))
+            budget = budget_for(target_model, *budgets, seq)
+            result = study(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
+        return ReportedAnswer(result, lambda: report(result, preset, target_model is not None, literature, flat=flat))
 
     def _refuse_contradictions(self, overrides: Sequence[str], no_target: bool) -> None:
-        """Raises `InputError` where --set and an option set the same size, or --set a size that a study chooses."""
-        given = {
+        """Raises `InputError` if --set sets the same size as an option, or a size that the search chooses."""
+        set_by_options = {
             "head_dim": ("--head-dim", self.head_dim),
             "num_key_value_heads": ("--kv-ratio", self.kv_ratio),
             "intermediate_size": ("--ffn-ratio", self.ffn_ratio),
@@ -116,7 +121,7 @@ class ShapeQuestion:
         }
         for override in overrides:
             field = override.partition("=")[0].strip().rpartition(".")[2]
-            option, value = given.get(field, ("", None))
+            option, value = set_by_options.get(field, ("", None))
             if value is not None:
                 raise InputError(f"{option} and --set {override.strip()}: both set {field}; expected one of them")
             if no_target and field in ("hidden_size", "num_hidden_layers"):

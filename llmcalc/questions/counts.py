@@ -1,4 +1,4 @@
-"""What one model has: parameters, FLOPs, cache, and the formulas of each, of the whole model or of one rank."""
+"""Questions about counts: parameters, FLOPs, cache and their formulas, of a whole model or of one rank."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ if TYPE_CHECKING:
     from ..reports.kv import Cache
     from ..reports.measured import MeasuredParams
     from ..reports.params import Params
-    from ..symbolic.formulas import Recomputed
+    from ..symbolic.formulas import RecomputeChoice
 
 Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
-"""What can be explained; `all` is parameters, FLOPs and caches."""
+"""Quantities that can be explained; `all` is parameters, FLOPs and caches."""
 
 
 @dataclass(frozen=True)
 class ParamsQuestion:
-    """Parameters. include: optional parts of the model. rank: of a layout; None (default) for the whole model."""
+    """The question of `llmcalc params`.
+
+    include: optional parts of the model that count.
+    rank: the rank of a layout; None (default) for the whole model.
+    """
 
     include: frozenset[str] = frozenset()
     rank: RankRequest | None = None
 
     def answer(self, preset: Preset) -> Params:
-        """The parameters of a model."""
+        """Counts the parameters of a model."""
         from ..costs.params import params
         from ..reports.params import Params
 
@@ -48,16 +52,16 @@ class ParamsQuestion:
             else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
         )
         count = params(preset.model if share is None else share.model, self.include)
-        return Params.made(count, preset=preset, share=share)
+        return Params.of_result(count, preset=preset, share=share)
 
 
 def params_of_file(
     target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """The parameters in a checkpoint's header, or with `measure` those of a class of transformers; None for a TARGET
-    of another kind.
+    """Counts the parameters in a checkpoint's header, or with `measure` those of a class of transformers.
 
-    changed: whether options change the model, which nothing but a description takes.
+    changed: whether options change the model, which is an error here.
+    Returns None if the target is neither.
     Raises `InputError` for options that do not apply.
     """
     if measure:
@@ -97,9 +101,10 @@ def _measured(target: str) -> MeasuredParams:
 
 @dataclass(frozen=True)
 class FlopsQuestion:
-    """FLOPs of one pass. The fields are the arguments of `llmcalc.flops`.
+    """The question of `llmcalc flops`. The fields are the arguments of `llmcalc.flops`.
 
-    conventions: whether to compare with rules of thumb. rank: of a layout; None (default) for the whole model.
+    conventions: whether to compare with rules of thumb.
+    rank: the rank of a layout; None (default) for the whole model.
     """
 
     batch: int = 1
@@ -117,14 +122,14 @@ class FlopsQuestion:
 
     def __post_init__(self) -> None:
         if self.conventions and self.rank is not None and self.rank.has_options:
-            raise InputError("--conventions: rules of thumb are of whole models; expected no layout")
+            raise InputError("--conventions: rules of thumb count whole models; expected no layout")
 
     def answer(self, preset: Preset) -> Flops:
-        """The FLOPs of a model."""
-        from ..costs.flops import flops, sight_of
+        """Counts the FLOPs of a model."""
+        from ..costs.flops import flops, run_config_of
         from ..reports.flops import Flops
 
-        run = sight_of(
+        run = run_config_of(
             preset.model,
             self.batch,
             self.seq,
@@ -146,17 +151,17 @@ class FlopsQuestion:
         else:
             count = flops(share.model, share.run_config(run), self.include)
         if not self.conventions:
-            return Flops.made(count, preset=preset, share=share)
+            return Flops.of_result(count, preset=preset, share=share)
         from ..studies.rules import conventions
 
-        return Flops.made(count, preset=preset, rules=tuple(conventions(count)))
+        return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)))
 
 
 @dataclass(frozen=True)
 class CacheQuestion:
-    """The cache. The fields are the arguments of `llmcalc.kv`.
+    """The question of `llmcalc kv`. The fields are the arguments of `llmcalc.kv`.
 
-    rank: of a layout; None (default) for the whole model.
+    rank: the rank of a layout; None (default) for the whole model.
     """
 
     batch: int = 1
@@ -167,10 +172,10 @@ class CacheQuestion:
 
     def __post_init__(self) -> None:
         if self.rank is not None and "cp" in self.rank.sizes:
-            raise InputError(f"--cp {self.rank.sizes['cp']}: divides the sequences of training; expected no --cp")
+            raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
     def answer(self, preset: Preset) -> Cache:
-        """The cache of a model."""
+        """Computes the cache of a model."""
         from ..costs.cache import CacheSize, kv
         from ..reports.kv import Cache
 
@@ -178,18 +183,21 @@ class CacheQuestion:
             return kv(model, self.batch, self.seq, self.kv_dtype, self.source)
 
         share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
-        return Cache.made(cache(preset.model if share is None else share.model), preset=preset, share=share)
+        return Cache.of_result(cache(preset.model if share is None else share.model), preset=preset, share=share)
 
 
 @dataclass(frozen=True)
 class ExplainQuestion:
-    """Which formulas to explain, and the values at which they are evaluated.
+    """The question of `llmcalc explain`: which formulas, and the values at which they are evaluated.
 
-    node: a part, by the end of its path; None for the whole model. quantity: what is explained.
+    node: a part, by the end of its path; None for the whole model.
+    quantity: the quantity to explain.
     seq, pairs, kv_dtype: the run in which FLOPs and caches are evaluated.
-    batch, attn_implementation, recompute: of a training pass, for activations alone; None where they were not given.
-    latex: whether its text is LaTeX. bibtex: whether BibTeX entries of its sources are added to that.
-    include: optional parts of the model. rank: of a layout; None (default) for the whole model.
+    batch, attn_implementation, recompute: settings of a training pass, for activations only; None if not given.
+    latex: whether the text is LaTeX.
+    bibtex: whether BibTeX entries of the sources are added to LaTeX.
+    include: optional parts of the model that count.
+    rank: the rank of a layout; None (default) for the whole model.
     """
 
     node: str | None = None
@@ -199,7 +207,7 @@ class ExplainQuestion:
     kv_dtype: str = "bfloat16"
     batch: int | None = None
     attn_implementation: AttentionImplementation | None = None
-    recompute: Recomputed | None = None
+    recompute: RecomputeChoice | None = None
     latex: bool = False
     bibtex: bool = False
     include: frozenset[str] = frozenset()
@@ -215,11 +223,11 @@ class ExplainQuestion:
                 raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
         if self.quantity == "activations" and self.rank is not None and self.rank.has_options:
             raise InputError(
-                "--quantity activations: is of one device; expected no layout (llmcalc memory has those of each rank)"
+                "--quantity activations: counts one device; expected no layout (llmcalc memory counts every rank)"
             )
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """The formulas of a model. records: whether tables have raw values."""
+        """Explains the formulas of a model. records: whether tables have raw values."""
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
@@ -239,8 +247,8 @@ class ExplainQuestion:
             from ..symbolic.activations import explain_activations
 
             training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
-            found = explain_activations(spec, self.node, setting, training, self.include)
+            explanation = explain_activations(spec, self.node, setting, training, self.include)
         else:
-            found = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
-        made = report(preset, found, self.latex, records=records, bibtex=self.bibtex, share=share)
-        return ReportedAnswer(found, lambda: made)
+            explanation = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
+        built_report = report(preset, explanation, self.latex, records=records, bibtex=self.bibtex, share=share)
+        return ReportedAnswer(explanation, lambda: built_report)

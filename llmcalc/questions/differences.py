@@ -1,4 +1,4 @@
-"""What changes from one model to another, or in files since a commit."""
+"""Questions about differences between two models, or of files since a commit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ..reports.diff import report, skipped_files
 from ..reports.document import joined
 from ..reports.notes import plural
 from ..sources.files import read_text
-from ..sources.git import NoText, text_at
+from ..sources.git import NotAModelText, text_at
 from ..sources.huggingface.file import require_counted_type
-from ..sources.preset import Preset, about
+from ..sources.preset import Preset, name_in_errors
 from ..sources.target import load_text
 from ..studies.diff import diff
 
 COMMIT = re.compile("[0-9a-f]{40}")
 SHORT = 10
-"""Digits of a commit that a title has."""
+"""Number of digits of a commit in a title."""
 
 
 class Pair(NamedTuple):
     """Two models to compare.
 
-    before, after: the models; None for one that is not there. title: of the comparison; empty for the models' names.
-    unread: why the first could not be read, if so.
+    before, after: the models; None for a missing one.
+    title: title of the comparison; empty for the models' names.
+    unread: why the first model could not be read; empty if it was.
     """
 
     before: Preset | None
@@ -40,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The pairs to compare, and the files that are skipped, with the reason for each."""
+    """The pairs of models to compare, and the skipped files. skipped: file → reason."""
 
     pairs: Sequence[Pair]
     skipped: Mapping[Path, str]
@@ -55,11 +56,14 @@ def changes_to_compare(
     allow_unknown: bool = False,
     overridden: bool = False,
 ) -> Changes:
-    """The models to compare.
+    """Returns the models to compare.
 
-    targets: two models, or with `git` any number of files. read_model: reads one. git: the commit to compare with.
-    models_only: whether files that are no config of a model are skipped. overridden: whether options change fields.
-    head, allow_unknown: how a file of the commit is read.
+    targets: two models, or with `git` any number of files.
+    read_model: function that reads a model.
+    git: the commit to compare with; None compares two models.
+    models_only: whether files that are not a model's config are skipped.
+    head, allow_unknown: options for reading a file of the commit.
+    overridden: whether options change fields.
     Raises `InputError` for another number of models, and for options that do not apply.
     """
     if git is None:
@@ -79,23 +83,21 @@ def changes_to_compare(
 
 
 def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
-    """The differences of every pair. seq: tokens of a sequence; by default the context that both were made for."""
-    found, reports = [], []
+    """Computes the differences of every pair. seq: tokens per sequence; default the shorter context length."""
+    differences, reports = [], []
     for before, after, title, unread in changes.pairs:
-        with about(after or before):
-            known = [one for one in (before, after) if one is not None]
-            tokens = min(usual_context(one.model) for one in known) if seq is None else seq
-            found.append(diff(before, after, tokens, kv_dtype))
-            reports.append(report(found[-1], title, unread))
+        with name_in_errors(after or before):
+            presets = [preset for preset in (before, after) if preset is not None]
+            tokens = min(usual_context(preset.model) for preset in presets) if seq is None else seq
+            differences.append(diff(before, after, tokens, kv_dtype))
+            reports.append(report(differences[-1], title, unread))
     if changes.skipped:
         reports.append(skipped_files(changes.skipped))
-    return ReportedAnswer(tuple(found), lambda: joined(reports))
+    return ReportedAnswer(tuple(differences), lambda: joined(reports))
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Why a file is no config of a model that llmcalc counts, neither now nor at a commit; empty if it is one. A
-    description in TOML always is.
-    """
+    """Returns why a file is not a model's config, neither now nor at a commit; empty if it is, as any TOML file."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
@@ -104,7 +106,7 @@ def _reason_to_skip(path: Path, ref: str) -> str:
     for read in (_text_now, partial(text_at, ref)):
         try:
             text = read(path)
-        except NoText as error:
+        except NotAModelText as error:
             reasons.append(str(error))
             continue
         if text is None:
@@ -119,17 +121,15 @@ def _reason_to_skip(path: Path, ref: str) -> str:
 
 
 def _text_now(path: Path) -> str | None:
-    """The text of a file as it is here; None if it is gone. Raises `NoText` for one that is too large or no text."""
+    """Returns the text of a file; None if it does not exist. Raises `NotAModelText` if it is too large or not text."""
     try:
         return read_text(path) if path.exists() else None
     except InputError as error:
-        raise NoText(str(error)) from None
+        raise NotAModelText(str(error)) from None
 
 
 def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool) -> Pair:
-    """A file's model at a commit, and now, a title, and why the first could not be read, if so. None where the file is
-    not there, or not to be read then.
-    """
+    """Reads a file's model at a commit and now; None if the file did not exist or could not be read."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)
@@ -143,5 +143,5 @@ def _versions(path: Path, ref: str, read_model: Callable[[Any], Preset], head: A
             raise
         unread = str(error)
     if before is None and after is None:
-        raise InputError(f"{path}: is neither here nor in {ref}; expected a config.json or a .toml description")
+        raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
     return Pair(before, after, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)

@@ -1,4 +1,4 @@
-"""Questions about a run: a model with its settings and, over several devices, a layout or the file that starts it."""
+"""Questions about a run: a model with its settings, and for several devices a layout or a launch file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The run that is asked about, without its model.
+    """The options of a run, without its model.
 
-    settings: of the run. layout: the options of a layout; none by default. include: optional parts of the model.
-    accelerators: those on which it has to fit; the runtime of the first is taken, and without one that of an H100.
-    workspace: CUBLAS_WORKSPACE_CONFIG.
+    settings: settings of the run.
+    layout: parallelism options; default none.
+    include: optional parts of the model that count.
+    accelerators: accelerators on which the run has to fit; the runtime of the first is used, or that of an H100.
+    workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
     """
 
     settings: Settings
@@ -44,42 +46,42 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion(RunOptions):
-    """A model, and the run that is asked about. launch: the file that starts the run; None without one."""
+    """A run of a model. preset: the model. launch: the file that starts the run; default None."""
 
     preset: Preset
     launch: Launch | None = None
 
     def under(self, record: Framework) -> RunQuestion:
-        """The same question with what `--recompute selective` stands for under a framework."""
+        """Returns the question with `--recompute selective` replaced by its meaning in a framework."""
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
     @property
     def hardware(self) -> Hardware | None:
-        """The accelerator whose runtime is taken; None where none is named."""
+        """The accelerator whose runtime is used; None if none is named."""
         return self.accelerators[0] if self.accelerators else None
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence by which the nearest possible layouts are looked for."""
+        """Tokens per sequence in the search for the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
-        """The memory on one device. Raises `InputError` for settings that contradict each other or the model."""
+        """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, expandable = self.preset, self.settings.allocator == "expandable"
         runtime = runtime_of(self.hardware, self.workspace, expandable)
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
 
 
 def fit_settings(settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool]) -> Settings:
-    """The settings of `fit`, which over many devices is of training unless the phase or users are given."""
+    """Returns the settings of `fit`: on many devices training, unless the phase or users are given."""
     trains = layout.devices is not None and not is_given("users") and not is_given("phase")
     return settings.with_(phase="training") if trains else settings
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """The settings of `plan`, which is of training unless the phase is given."""
+    """Returns the settings of `plan`: training, unless the phase is given."""
     return settings if is_given("phase") else settings.with_(phase="training")
 
 
@@ -93,42 +95,46 @@ def memory_question(
     allow_unknown: bool = False,
     **model_options: Any,
 ) -> RunQuestion:
-    """The question of `memory`, about a model that is given or about the run that a file starts.
+    """Returns the question of `memory`, about a model or about the run that a launch file starts.
 
-    target: the model that was given; None where none was. read_model: reads it. run: the options beside it.
-    phase_given: whether the phase was given. allow_unknown: whether to go on with arguments of the file that are not
-    understood. model_options: name → value of the options that change the model.
-    Raises `InputError` for an option that says again what the file says, and without a model.
+    target: the TARGET; None if none was given.
+    read_model: function that reads it.
+    run: the other options.
+    launch_file: the file that starts the run; default None.
+    phase_given: whether the phase was given.
+    allow_unknown: whether unknown arguments of the file are ignored.
+    model_options: name → value of the options that change the model.
+    Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
-        return RunQuestion(preset=read_model(_given(target)), **vars(run))
+        return RunQuestion(preset=read_model(_require_target(target)), **vars(run))
     from ..frameworks.launch.read import read_launch
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
     date = version_date(run.layout.framework_version or "")
     launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu)
     if phase_given and run.settings.phase != "training":
-        raise InputError(f"--phase: {launch.where} is a run of training; expected no such option")
+        raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for name, value in model_options.items() if launch.spec is not None else ():
         if value:
-            raise InputError(f"{option(name)}: {launch.where} says which model it trains; expected no such option")
+            raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
     run = replace(run, settings=launched_settings(launch, run.settings, run.layout))
     if launch.spec is None:
         if target is None and launch.target.startswith(("$", "`")):
             raise InputError(
-                f"{launch_file}: the model, '{launch.target[:80]}', is known only when the script runs; expected "
-                "TARGET, the model's name"
+                f"{launch_file}: the model, '{launch.target[:80]}', is known only when the script runs; add TARGET, "
+                "the model's name"
             )
-        preset = read_model(_given(target or launch.target))
+        preset = read_model(_require_target(target or launch.target))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
-        raise InputError(f"TARGET {target}: {launch_file} says which model it trains; expected no TARGET")
+        raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     return RunQuestion(preset=preset, **vars(run), launch=launch)
 
 
-def _given(target: Any) -> Any:
-    """The model that was given. Raises `InputError` where there is none."""
+def _require_target(target: Any) -> Any:
+    """Returns the TARGET. Raises `InputError` if there is none."""
     if target is None or target == "":
         raise InputError(
             "missing argument TARGET, or --launch FILE with a model in it (llmcalc memory --help explains)"
@@ -137,33 +143,35 @@ def _given(target: Any) -> Any:
 
 
 def launched_settings(launch: Launch, settings: Settings, layout: LayoutRequest) -> Settings:
-    """The settings that a file says, with those that options add where it names no model.
+    """Returns the settings of a launch file, and those of options that it does not set if it names no model.
 
-    Raises `InputError` for an option that says again what the file says.
+    Raises `InputError` for an option that the file sets.
     """
     added: dict[str, Any] = {}
-    for given, usual, but in (
+    for options, defaults, exceptions in (
         (settings, Settings(), ("phase",)),
         (layout, LayoutRequest(), ("devices", "framework_version")),
     ):
-        for field in fields(given):
+        for field in fields(options):
             name = field.name
-            if name in but or getattr(given, name) == getattr(usual, name):
+            if name in exceptions or getattr(options, name) == getattr(defaults, name):
                 continue
-            if given is layout or launch.spec is not None or name in launch.settings:
-                raise InputError(f"{option(name)}: {launch.where} says how it is run; expected no such option")
-            added[name] = getattr(given, name)
+            if options is layout or launch.spec is not None or name in launch.settings:
+                raise InputError(
+                    f"{option(name)}: {launch.where} sets the options of the run; remove the option, or change the file"
+                )
+            added[name] = getattr(options, name)
     return Settings(**{"phase": "training", **launch.settings, **added})
 
 
 def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
-    """The memory of one device, or of the ranks of a layout, and the accelerators that hold it.
+    """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
 
-    Raises `InputError` for settings that contradict each other or the model; of many devices also where no kernels
-    are known.
+    Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
+    for the model.
     """
     layout, launch = question.layout, question.launch
-    asked: dict[str, Any] = {
+    context: dict[str, Any] = {
         "preset": question.preset,
         "accelerators": question.accelerators,
         "workspace": question.workspace,
@@ -171,7 +179,7 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     if launch is None and not layout.has_options:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
-        return DeviceUse.made(question.on_one_device(), **asked)
+        return DeviceUse.of_result(question.on_one_device(), **context)
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -182,21 +190,21 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     with suggest_nearest_layouts(
         question.preset.model, layout if launch is None else NO_LAYOUT_OPTIONS, question.tokens
     ):
-        one = question.under(record).on_one_device()
+        memory_on_one = question.under(record).on_one_device()
         if launch is not None:
-            ranks = Cluster.of(one, launch.layout, record, version, launch.own)
+            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own)
         else:
-            ranks = Cluster.of(one, layout_of(layout), record, version)
-        answer = RanksUse.made(ranks, **asked, launch=launch)
-        _ = answer.fits  # replays every rank that differs: a layout that is impossible is refused here
+            ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
+        answer = RanksUse.of_result(ranks, **context, launch=launch)
+        _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return answer
 
 
 def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
-    """Whether a run fits on the accelerators, and what would make it fit.
+    """Computes whether a run fits on the accelerators, and changes that make it fit.
 
-    global_batch: sequences of a training step over all devices; None (default) for a micro-batch of each.
-    Raises `InputError` for options that contradict each other, and where no layout can be tried.
+    global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
+    Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
     from ..frameworks.registry import FOR_PLANS, framework, framework_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -210,31 +218,34 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     settings, preset = question.settings, question.preset
     assert question.hardware is not None
     if layout.has_options and layout.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
+        raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
         if layout.devices is None:
-            raise InputError("--global-batch: is of many devices; expected --devices too")
+            raise InputError("--global-batch: only applies to many devices; add --devices")
         if settings.phase != "training":
-            raise InputError("--global-batch: is of training; expected --users, of each replica")
+            raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
-        one = question.on_one_device()
+        memory_on_one = question.on_one_device()
         if layout.devices is None:
-            alone = fit(one, question.hardware)
-            return ReportedAnswer(alone, lambda: reports.report(preset, alone), alone.fit.verdict != "no")
+            fitting = fit(memory_on_one, question.hardware)
+            return ReportedAnswer(fitting, lambda: reports.report(preset, fitting), fitting.fit.verdict != "no")
         if settings.phase != "training":
-            served = fit_serving(one, question.hardware, layout)
+            serving = fit_serving(memory_on_one, question.hardware, layout)
             return ReportedAnswer(
-                served, lambda: reports.serving_report(preset, served), served.best.fit.verdict != "no"
+                serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
             )
-        spread = fit_devices(one, question.hardware, layout, global_batch)
-        return ReportedAnswer(spread, lambda: reports.devices_report(preset, spread), spread.fit.verdict != "no")
+        over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
+        return ReportedAnswer(
+            over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+        )
 
 
 def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int = 10) -> ReportedAnswer:
-    """The layouts of a training run over many devices that fit, the best first.
+    """Finds the layouts of a training run over many devices that fit, best first.
 
-    global_batch: as of `ask_fit`. rows: layouts that are replayed and shown.
-    Raises `InputError` without a number of devices, for another phase, and where no layout can be tried.
+    global_batch: see `ask_fit`.
+    rows: number of layouts that are replayed and shown.
+    Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..frameworks.registry import FOR_PLANS, framework
     from ..parallel.nearest import nearest_layouts_text
@@ -248,11 +259,11 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
         raise InputError("--devices: missing; expected the number of accelerators")
     if question.settings.phase != "training":
         raise InputError(
-            f"--phase {question.settings.phase}: plans are of training; expected training (llmcalc fit --devices has "
-            "layouts of inference)"
+            f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
+            "layouts for inference)"
         )
-    one = question.on_one_device()
-    found = plan_of(one, question.hardware, layout, global_batch, rows)
-    none = not found.plan.feasible and found.plan.nearest is None
-    nearest = nearest_layouts_text(preset.model, layout, one.states.workload.seq) if none else ""
-    return ReportedAnswer(found, lambda: report(preset, found, nearest), bool(found.plan.feasible))
+    memory_on_one = question.on_one_device()
+    planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows)
+    none_possible = not planned.plan.feasible and planned.plan.nearest is None
+    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
+    return ReportedAnswer(planned, lambda: report(preset, planned, suggestions), bool(planned.plan.feasible))

@@ -1,4 +1,4 @@
-"""Whether counts hold: beside a model that runs, beside a checkpoint, and within the bounds of a budget."""
+"""Questions that check counts: against a model that runs, against a checkpoint, and against a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..parallel.layout import Layout
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, about
+from ..sources.preset import Preset, name_in_errors
 
 if TYPE_CHECKING:
     from ..sources.checkpoints.header import Checkpoint
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ask_budget(file: Path) -> ReportedAnswer:
-    """Whether models are within the bounds of a budget. Raises `InputError` for a budget that cannot be read."""
+    """Checks models against a budget. Raises `InputError` for a budget that cannot be read."""
     from ..reports.budget import report
     from ..studies.budget import broken, check_budget
     from ..studies.budget_file import read_budget
@@ -33,7 +33,7 @@ def ask_budget(file: Path) -> ReportedAnswer:
 
 
 def read_stored(checkpoint: str) -> Checkpoint:
-    """The header of a checkpoint, in a file or of a hub id."""
+    """Reads the header of a checkpoint, from a file or of a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
     from ..sources.names import is_hub_id
@@ -44,16 +44,16 @@ def read_stored(checkpoint: str) -> Checkpoint:
 
 
 def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnswer:
-    """Whether a checkpoint has the tensors of a model. name: of the checkpoint."""
+    """Checks whether a checkpoint has the tensors of a model. name: name of the checkpoint."""
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match
 
-    found = match(preset.model, checkpoint)
-    return ReportedAnswer(found, lambda: check_report(preset, name, checkpoint, found), found.ok)
+    result = match(preset.model, checkpoint)
+    return ReportedAnswer(result, lambda: check_report(preset, name, checkpoint, result), result.ok)
 
 
 class Verified(NamedTuple):
-    """verdicts: one a model. skipped: model → why the witness could not serve it."""
+    """The result of `llmcalc verify`. verdicts: one per model. skipped: model → why it could not be compared."""
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -75,7 +75,7 @@ class Verification:
     num_microbatches: int | None = None
 
     def check_targets(self, targets: bool) -> None:
-        """Raises `InputError` unless models are given or all are asked for, and for options of another comparison.
+        """Raises `InputError` unless models or --all are given, and for options that do not apply.
 
         targets: whether models are given.
         """
@@ -91,26 +91,26 @@ class Verification:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
     def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
-        """The verdict on every model. read_model: reads one.
+        """Compares every model. read_model: function that reads a model.
 
-        Raises `InputError` for a model that cannot be compared; where all presets are asked for it is skipped.
+        Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        found = Verified([], {})
+        verified = Verified([], {})
         for target in targets:
             try:
-                found.verdicts.append(self._verdict(read_model(target)))
+                verified.verdicts.append(self._verdict(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                found.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(found.verdicts) and all(verdict.ok for verdict in found.verdicts)
-        return ReportedAnswer(found, lambda: report(*found), ok)
+                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
+        return ReportedAnswer(verified, lambda: report(*verified), ok)
 
     def _verdict(self, preset: Preset) -> Verdict:
-        with about(preset):
+        with name_in_errors(preset):
             if self.distributed:
                 from ..witnesses.distributed.compare import job_for, verify_distributed
 
@@ -122,23 +122,27 @@ class Verification:
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
     def _layout(self) -> Layout:
-        """The layout over as many processes as torchrun has started, or over two if nothing says how many."""
+        """Returns the layout for the processes that torchrun has started, or for two by default."""
         from ..witnesses.distributed.launch import launched
 
         layout = self.layout
         if launched() and layout.devices is None:
             layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
-        found = layout.layout()
-        return found if layout.devices is not None or found.world > 1 else replace(layout, devices=2).layout()
+        given_layout = layout.layout()
+        return (
+            given_layout
+            if layout.devices is not None or given_layout.world > 1
+            else replace(layout, devices=2).layout()
+        )
 
 
 @contextmanager
 def _witness(against: Witness) -> Iterator[None]:
-    """A spec whose sizes the witness's own arithmetic does not hold (tensors past 2^63 elements) is bad input to it."""
+    """Turns errors of a witness about sizes (tensors of more than 2^63 elements) into `InputError`."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:
-        what = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise InputError(
-            f"--against {against} cannot run this model: {what}; expected sizes that its witness can hold"
+            f"--against {against} cannot run this model: {reason}; expected sizes that its witness can hold"
         ) from error

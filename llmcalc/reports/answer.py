@@ -1,4 +1,4 @@
-"""What every answer of the Python API has beside its numbers: the command's document, its tables, one line of text."""
+"""Base classes of the answers of the Python API: document, tables and one line of text beside the numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Answer(ABC):
-    """What a function of the Python API returns, as the command of its name reports it."""
+    """The answer of a function of the Python API, which the command of the same name prints."""
 
     @abstractmethod
     def report(self) -> Report:
-        """The answer as data and tables, as the command line has it."""
+        """Returns the answer as data and tables, as the command line prints it."""
 
     @property
     def document(self) -> Any:
@@ -31,7 +31,7 @@ class Answer(ABC):
         return json.loads(json_text(self.report()))
 
     def records(self, table: str = "") -> list[dict[str, Any]]:
-        """The rows of a table as dicts of raw values, which pandas, polars and DuckDB take.
+        """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
         table: its name, as `--table` takes it; by default the first. Raises `InputError` for another name.
         """
@@ -52,18 +52,23 @@ class Answer(ABC):
         return html(self.report().brief())
 
     @classmethod
-    def made(cls, found: Any, **asked: Any) -> Self:
-        """The same result with what was asked. asked: the fields that the answer has beside those of the result."""
-        given: dict[str, Any] = {one.name: getattr(found, one.name) for one in fields(found) if one.init}
-        return cls(**given, **asked)
+    def of_result(cls, result: Any, **context: Any) -> Self:
+        """Builds the answer from a result. context: the fields of the answer that the result does not have."""
+        values: dict[str, Any] = {
+            result_field.name: getattr(result, result_field.name)
+            for result_field in fields(result)
+            if result_field.init
+        }
+        return cls(**values, **context)
 
 
 @dataclass(frozen=True, repr=False)
 class ReportedAnswer(Answer):
-    """An answer of which the document is the natural form.
+    """An answer that is mainly read as a document.
 
-    result: what was found, with fields of its own. make_report: makes the report.
-    ok: whether what was asked for holds; False where the command exits with status 1.
+    result: the values, a data class of the question.
+    make_report: function that builds the report.
+    ok: whether the command exits with status 0; False where a check fails or nothing fits.
     """
 
     result: Any
@@ -75,9 +80,9 @@ class ReportedAnswer(Answer):
 
 
 def _heading(tables: Any) -> str:
-    table: Table = next((one for one in tables if one.answer), tables[0])
+    table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
     return table.heading
 
 
-OF_A_MODEL: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
-"""The field of a count that says which model it is of."""
+MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
+"""Default of the field `preset` of a count: a model without a name."""

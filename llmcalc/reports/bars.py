@@ -1,4 +1,4 @@
-"""Bars of characters, beside the numbers that they show: a share of a whole, and a course over time."""
+"""Bars of characters in tables: a share of a whole, and a value over time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LENGTHS = (40, 30, 20, 12)
-"""Characters of a bar of the whole, the longest first: a table takes the first one that its width has room for."""
+"""Possible lengths of a full bar, in characters, longest first; a table uses the first that fits its width."""
 
 WIDTH = 20
-"""Characters of a bar of the whole where no width is known, and of a course."""
+"""Default length of a full bar, in characters, and of a course over time."""
 
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Bar(NamedTuple):
-    """A share of a whole, of at most 1. colour: on a terminal, as `#rrggbb`. length: characters of the whole."""
+    """A bar.
+
+    part: the share that it shows, at most 1.
+    colour: its colour on a terminal, as `#rrggbb`; default none.
+    length: characters of a full bar.
+    """
 
     part: float
     colour: str = ""
@@ -23,14 +28,17 @@ class Bar(NamedTuple):
 
 
 def share(bar: Bar) -> str:
-    """The bar as text; what is more than nothing has at least a line."""
+    """Returns the bar as text; a share above 0 has at least a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def course(values: Sequence[int], most: int, width: int = WIDTH) -> str:
-    """How a value goes on, from left to right, by the highest of every stretch. most: what the top level stands for."""
+def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
+    """Draws a value over time, from left to right: each character is the maximum of a stretch.
+
+    top: the value of the highest level. width: characters.
+    """
     if not values:
         return ""
     count = min(width, len(values))
     stretches = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, most))] for stretch in stretches)
+    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in stretches)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..studies.budget import Check, broken
 from ..studies.budget_file import KINDS, Limit
-from .document import Column, Report, Row, Shown, Table, noted, said, text_of
+from .document import Column, Report, Row, Shown, Table, said, text_of, with_notes_below
 from .junit import xml_text
 from .notes import plural
 
@@ -27,28 +27,31 @@ WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.f
 
 
 def report(file: str, checks: list[Check]) -> Report:
-    """The answer as data and as a table for each model. file: the budget's name."""
-    missed = broken(checks)
-    kept = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
-    answer = f"{plural(missed, 'bound')} of {len(checks)} broken" if missed else kept
+    """Returns the answer as data and as a table for each model. file: the budget's name."""
+    broken_count = broken(checks)
+    all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
+    answer = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
     warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
-    of_memory = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
-    notes = [*warnings, of_memory if has_memory else ""]
+    memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
+    notes = [*warnings, memory_note if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
     tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
-    whole = Table(file, COLUMNS, [], answer=answer, name="bounds")
-    return Report(_data(file, checks), noted([whole, *tables], notes), warnings=warnings)
+    summary = Table(file, COLUMNS, [], answer=answer, name="bounds")
+    return Report(_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
 
 
 def _rows(target: str, checks: list[Check]) -> list[Row]:
-    """A row for each bound on a model."""
+    """Returns a row for each bound on a model."""
     return [
         Row(
             [
                 _key(check),
-                Shown(_number(check.measured), _written(check, check.measured)),
-                Shown(_limits(check, lambda limit: str(_number(limit.value))), _limits(check, partial(_bound, check))),
+                Shown(_number(check.measured), _value_text(check, check.measured)),
+                Shown(
+                    _limits_text(check, lambda limit: str(_number(limit.value))),
+                    _limits_text(check, partial(_bound, check)),
+                ),
                 _share(check),
                 "fits" if check.ok and check.on else "ok" if check.ok else "no",
             ]
@@ -65,22 +68,22 @@ def _key(check: Check) -> str:
     return f"{name} ({settings})" if settings else name
 
 
-def _written(check: Check, value: Fraction) -> str:
-    """A value as text: with all digits where a bound that is not the value would be the same text."""
+def _value_text(check: Check, value: Fraction) -> str:
+    """Writes a value; with all digits where a different bound would be rounded to the same text."""
     write = WRITE[KINDS.get(check.key, "bytes")]
     others = [limit.value for limit in check.limits if limit.value != check.measured]
     near = any(write(_number(other)) == write(_number(check.measured)) for other in others)
     return f"{_number(value):,}" if near else write(_number(value))
 
 
-def _limits(check: Check, text: Callable[[Limit], str]) -> str:
+def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
     """`>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
 
 
 def _bound(check: Check, limit: Limit) -> str:
-    """A limit as text: with all digits where a value has to be equal to it."""
-    return f"{_number(limit.value):,}" if limit.operator == "==" else _written(check, limit.value)
+    """Writes a limit; with all digits where a value has to be equal to it."""
+    return f"{_number(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 
 def _share(check: Check) -> float | None:
@@ -115,9 +118,11 @@ def junit(file: str, checks: list[Check]) -> str:
     """JUnit XML: a suite for each model, a test case for each bound."""
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
-        of = [check for check in checks if check.target == target]
-        suite = ET.SubElement(root, "testsuite", name=target, tests=str(len(of)), failures=str(broken(of)))
-        for check in of:
+        model_checks = [check for check in checks if check.target == target]
+        suite = ET.SubElement(
+            root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
+        )
+        for check in model_checks:
             case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
             if (limit := check.broken) is not None:
                 ET.SubElement(case, "failure", message=failure(check, limit))

@@ -1,4 +1,4 @@
-"""What a checkpoint's header says, and whether it is what a spec says."""
+"""Tables of the tensors in a checkpoint's header, and of their comparison with a spec."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOST_SHOWN = 20
 
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
-    """`llmcalc params` of a checkpoint: its elements, by format and by the first parts of their names."""
+    """Returns the answer of `llmcalc params` for a checkpoint: elements by format and by the beginning of names."""
     by_part: dict[str, int] = {}
-    for t in checkpoint.tensors:
-        part = ".".join("*" if p.isdigit() else p for p in t.name.split("."))
+    for tensor in checkpoint.tensors:
+        part = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
         part = part.partition(".*")[0] if ".*" in part else part.removesuffix(".weight")
-        by_part[part] = by_part.get(part, 0) + t.elements
+        by_part[part] = by_part.get(part, 0) + tensor.elements
     data: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": by_part},
@@ -78,8 +78,8 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     ).of(name)
 
 
-def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Match) -> Report:
-    """`llmcalc check`: what is missing, extra or misshapen."""
+def check_report(preset: Preset, where: str, checkpoint: Checkpoint, match: Match) -> Report:
+    """Returns the answer of `llmcalc check`: tensors that are missing, extra or of another shape."""
     data = {
         "model": model_data(preset),
         "checkpoint": {
@@ -88,36 +88,36 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
         },
-        "ok": found.ok,
-        "matched": found.matched,
-        "missing": [{"node": e.node, "shape": list(e.shape)} for e in found.missing],
-        "extra": [{"tensor": t.name, "shape": list(t.shape)} for t in found.extra],
+        "ok": match.ok,
+        "matched": match.matched,
+        "missing": [{"node": e.node, "shape": list(e.shape)} for e in match.missing],
+        "extra": [{"tensor": t.name, "shape": list(t.shape)} for t in match.extra],
         "misshapen": [
             {"node": e.node, "expected": list(e.shape), "tensor": t.name, "shape": list(t.shape)}
-            for e, t in found.misshapen
+            for e, t in match.misshapen
         ],
-        "stored_again": [t.name for t in found.again],
-        "buffers": [t.name for t in found.buffers],
+        "stored_again": [t.name for t in match.again],
+        "buffers": [t.name for t in match.buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
-    rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in found.misshapen]
-    rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in found.missing]
-    rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in found.extra]
-    verdict = "all tensors match the model" if found.ok else "the tensors do not match the model"
+    rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in match.misshapen]
+    rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in match.missing]
+    rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in match.extra]
+    verdict = "all tensors match the model" if match.ok else "the tensors do not match the model"
     notes = [
-        f"{found.matched:,} expected tensors found; {len(found.missing):,} missing, {len(found.extra):,} extra, "
-        f"{len(found.misshapen):,} misshapen"
+        f"{match.matched:,} expected tensors found; {len(match.missing):,} missing, {len(match.extra):,} extra, "
+        f"{len(match.misshapen):,} misshapen"
     ]
     if len(rows) > MOST_SHOWN:
         notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
-    if found.again:
-        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in found.again[:3])}")
-    if found.buffers:
+    if match.again:
+        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in match.again[:3])}")
+    if match.buffers:
         notes.append(
-            f"{len(found.buffers):,} buffers are stored beside the parameters, such as {found.buffers[0].name}"
+            f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"
         )
     return Report(
         data, [Table(f"{where} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
@@ -125,12 +125,12 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    return " × ".join(f"{n:,}" for n in shape)
+    return " × ".join(f"{size:,}" for size in shape)
 
 
 @dataclass(frozen=True, repr=False)
 class StoredParams(Answer):
-    """The elements of a checkpoint. name: of its file. checkpoint: its header. total: all elements."""
+    """The elements of a checkpoint. name: name of its file. checkpoint: its header. total: number of all elements."""
 
     name: str
     checkpoint: Checkpoint

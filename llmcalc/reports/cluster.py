@@ -1,4 +1,4 @@
-"""`llmcalc memory` on many devices: what each rank holds, who holds the most, and what ranks send each other."""
+"""`llmcalc memory` on many devices: the memory of each rank, the largest rank, and the messages between ranks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from .memory import (
     fits_table,
     phase_rows,
     run_text,
+    term_name,
     untested_notes,
     workload_data,
 )
@@ -41,8 +42,8 @@ PART_COLUMNS = (
 )
 
 
-def _in_steps(layers: str) -> str:
-    """`0, 4, …, 28` for chunks of a stage that are evenly spaced."""
+def _shorten_even_chunks(layers: str) -> str:
+    """Writes `0, 4, …, 28` for chunks of a stage that are evenly spaced."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
     even = len({b - a for a, b in pairwise(starts)}) == 1
@@ -52,14 +53,14 @@ def _in_steps(layers: str) -> str:
 RANK_COLUMNS = (
     Column("rank", "rank"),
     Column("stage", "stage"),
-    Column("layers", "layers", justify="left", brief=_in_steps),
+    Column("layers", "layers", justify="left", brief=_shorten_even_chunks),
     Column("peak_bytes", "peak", units.GIB.write),
     Column("after_step_bytes", "after step", units.GIB.write),
     Column("reserved_bytes", "reserved", units.GIB.write),
     Column("device_bytes", "required", units.GIB.write),
 )
 
-HELD = {
+KIND_TITLES = {
     "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer",
@@ -71,7 +72,7 @@ HELD = {
 }
 """Kind of memory → its name over a column."""
 
-SENT_COLUMNS = (
+MESSAGE_COLUMNS = (
     Column("group", "with", justify="left"),
     Column("ranks", "ranks"),
     Column("kind", "what", justify="left"),
@@ -80,64 +81,72 @@ SENT_COLUMNS = (
     Column("wire_bytes", "sent", units.GIB.write),
 )
 
-KINDS = {
-    "all_reduce": "sums for all",
-    "all_gather": "gathers",
-    "reduce_scatter": "sums, a part each",
-    "all_to_all": "exchanges",
-    "send": "sends",
+MESSAGE_NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "send": "send",
 }
 """Kind of message → its name in tables."""
 
 
 def report(
-    preset: Preset, found: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
+    preset: Preset, cluster: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
 ) -> Report:
-    """The answer as data and as tables: the rank that takes the most, every rank that differs, and the accelerators.
+    """Returns the answer as data and as tables: the largest rank, every rank that differs, and the accelerators.
 
-    assumed: the accelerator whose runtime was taken, where none was named. launched: the file that starts the run.
+    assumed: the accelerator whose runtime is assumed, where none was named.
+    launched: the file that starts the run; default None.
     """
-    one, peak, layout = found.one, found.device_rank, found.layout
-    use = one.states
-    warnings = too_long(use.count.spec, use.workload)
-    warnings += untested_notes(peak.device)
-    answer = f"{units.GIB.write(peak.device.device_bytes)} {units.GIB.name} required by rank {peak.rank}"
-    aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
-    notes = said([*warnings, *_notes(found, assumed), *(launched.notes if launched is not None else ())])
-    parts = Table(preset.display, PART_COLUMNS, _part_rows(peak), aside, notes, answer, name="parts")
-    columns = RANK_COLUMNS if found.trains else [_after_pass(one) for one in RANK_COLUMNS]
-    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(found), name="ranks")
-    phases = Table(f"Over time on rank {peak.rank}", PHASE_COLUMNS, phase_rows(peak.device), name="phases")
-    sent = Table(
-        f"Sent by rank {peak.rank} in a step, in {units.GIB.name}",
-        SENT_COLUMNS,
-        _sent_rows(found),
+    column, largest, layout = cluster.memory, cluster.device_rank, cluster.layout
+    memory_use = column.states
+    warnings = too_long(memory_use.count.spec, memory_use.workload)
+    warnings += untested_notes(largest.device)
+    answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
+    aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
+    notes = said([*warnings, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
+    parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
+    columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
+    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks")
+    phases = Table(f"Over time on rank {largest.rank}", PHASE_COLUMNS, phase_rows(largest.device), name="phases")
+    messages = Table(
+        f"Sent by rank {largest.rank} in a step, in {units.GIB.name}",
+        MESSAGE_COLUMNS,
+        _message_rows(cluster),
         name="communication",
     )
-    fitting = fits_table(fits, f"Rank {peak.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = fits_table(fits, f"Rank {largest.rank} on one accelerator, in {units.GIB.name}")
     return Report(
-        data(preset, found, fits, launched),
-        [parts, ranks, *_held(found), phases, *([sent] if sent.rows else []), fitting],
+        data(preset, cluster, fits, launched),
+        [parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
         warnings=warned(preset, warnings),
     ).of(preset.target)
 
 
-def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
-    """Bytes as exact integers.
+def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
+    """Returns the document; bytes are exact integers.
 
-    What is allocated is that of the rank that allocates most; what a device must have, of the one that needs most.
+    Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
-    layers, most, allocated = _layers(found), device_data(found.device_rank.device), device_data(found.peak_rank.device)
-    workload, execution = workload_data(found.one), execution_data(found.one, found.attention)
-    if found.trains:
-        own = found.framework.document(found.run)
-        workload, execution = workload | own.get("workload", {}), execution | own.get("execution", {})
+    layers, device_values, peak_values = (
+        _layers(cluster),
+        device_data(cluster.device_rank.device),
+        device_data(cluster.peak_rank.device),
+    )
+    workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
+    if cluster.trains:
+        framework_data = cluster.framework.document(cluster.run)
+        workload, execution = (
+            workload | framework_data.get("workload", {}),
+            execution | framework_data.get("execution", {}),
+        )
     return {
         "model": model_data(preset),
         "workload": workload,
         "execution": execution,
-        "layout": found.layout.data(),
-        "framework": {"name": found.framework.name, "version": found.version or None},
+        "layout": cluster.layout.data(),
+        "framework": {"name": cluster.framework.name, "version": cluster.version or None},
         "launch": None
         if launched is None
         else {
@@ -149,38 +158,38 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
             "notes": list(launched.notes),
         },
         "memory": {
-            **allocated,
-            **{name: most[name] for name in ("reserved_bytes", "device_bytes", "terms")},
-            "reserved_band": None if found.reserved_band is None else list(found.reserved_band),
-            "peak_rank": found.peak_rank.rank,
-            "device_rank": found.device_rank.rank,
+            **peak_values,
+            **{name: device_values[name] for name in ("reserved_bytes", "device_bytes", "terms")},
+            "reserved_band": None if cluster.reserved_band is None else list(cluster.reserved_band),
+            "peak_rank": cluster.peak_rank.rank,
+            "device_rank": cluster.device_rank.rank,
             "by_rank": [
                 {
-                    "rank": one.rank,
-                    "stage": one.stage,
-                    "layers": layers[one.stage],
-                    "peak_bytes": one.device.peak_bytes,
-                    "after_step_bytes": one.device.after_step_bytes,
-                    "reserved_bytes": one.device.reserved_bytes,
-                    "device_bytes": one.device.device_bytes,
-                    "by_kind": dict(one.device.by_kind),
+                    "rank": item.rank,
+                    "stage": item.stage,
+                    "layers": layers[item.stage],
+                    "peak_bytes": item.device.peak_bytes,
+                    "after_step_bytes": item.device.after_step_bytes,
+                    "reserved_bytes": item.device.reserved_bytes,
+                    "device_bytes": item.device.device_bytes,
+                    "by_kind": dict(item.device.by_kind),
                 }
-                for one in found.by_rank
+                for item in cluster.by_rank
             ],
-            "parameters": found.one.states.count.total,
+            "parameters": cluster.memory.states.count.total,
         },
         "communication": None
-        if found.messages is None
+        if cluster.messages is None
         else [
             {
-                "group": one.group,
-                "ranks": one.ranks,
-                "kind": one.kind,
-                "count": one.count,
-                "buffer_bytes": one.bytes,
-                "wire_bytes": one.count * one.wire_bytes,
+                "group": item.group,
+                "ranks": item.ranks,
+                "kind": item.kind,
+                "count": item.count,
+                "buffer_bytes": item.bytes,
+                "wire_bytes": item.count * item.wire_bytes,
             }
-            for one in found.messages
+            for item in cluster.messages
         ],
         "fits": fits_data(fits),
     }
@@ -190,73 +199,77 @@ def _after_pass(column: Column) -> Column:
     return column._replace(title="after") if column.key == "after_step_bytes" else column
 
 
-def _sent_rows(found: Cluster) -> list[Row]:
-    """Messages of one kind with one group together, those of a group one after the other."""
+def _message_rows(cluster: Cluster) -> list[Row]:
+    """Returns one row per group and kind of message, sorted by group."""
     sums: dict[tuple[str, int, str], list[int]] = {}
-    for one in found.messages or ():
-        line = sums.setdefault((one.group, one.ranks, one.kind), [0, 0, 0])
-        line[0] += one.count
-        line[1] = max(line[1], one.bytes)
-        line[2] += one.count * one.wire_bytes
+    for message in cluster.messages or ():
+        totals = sums.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals[0] += message.count
+        totals[1] = max(totals[1], message.bytes)
+        totals[2] += message.count * message.wire_bytes
     groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
-    ordered = sorted(sums.items(), key=lambda one: groups.index(one[0][:2]))
-    return [Row([group, ranks, KINDS[kind], *line]) for (group, ranks, kind), line in ordered]
+    ordered = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
+    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
-    """What stands at the peak of the rank that takes the most."""
+    """Returns the kinds of memory at the peak of the largest rank, and its total."""
     device = peak.device
 
     def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
-        part = size / device.device_bytes
-        return Row([name, size, part, None if strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))], 0, strong)
+        share = size / device.device_bytes
+        return Row(
+            [name, size, share, None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))], 0, strong
+        )
 
     rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
-    rows += [row(f"{term.name} (estimate)", term.bytes) for term in device.terms if term.status == "estimate"][-2:]
+    rows += [row(f"{term_name(term)} (estimate)", term.bytes) for term in device.terms if term.status == "estimate"][
+        -2:
+    ]
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 
-def _layers(found: Cluster) -> dict[int, list[list[int]]]:
-    """Stage of a rank → the first and the last layer of each of its chunks; nothing of a chunk without layers."""
-    layers = sum(stack.num_hidden_layers for _, stack in found.spec.stacks())
-    own: dict[int, list[list[int]]] = {}
-    for stage in stages(found.layout, layers):
-        own.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
-    return own
+def _layers(cluster: Cluster) -> dict[int, list[list[int]]]:
+    """Returns stage of a rank → (first, last) layer of each of its chunks; empty for a chunk without layers."""
+    layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
+    by_rank: dict[int, list[list[int]]] = {}
+    for stage in stages(cluster.layout, layers):
+        by_rank.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+    return by_rank
 
 
-def _rank_rows(found: Cluster) -> list[Row]:
-    layers = _layers(found)
+def _rank_rows(cluster: Cluster) -> list[Row]:
+    layers = _layers(cluster)
     return [
         Row(
             [
-                one.rank,
-                one.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[one.stage]),
-                one.device.peak_bytes,
-                one.device.after_step_bytes,
-                one.device.reserved_bytes,
-                one.device.device_bytes,
+                rank.rank,
+                rank.stage,
+                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[rank.stage]),
+                rank.device.peak_bytes,
+                rank.device.after_step_bytes,
+                rank.device.reserved_bytes,
+                rank.device.device_bytes,
             ]
         )
-        for one in found.by_rank
+        for rank in cluster.by_rank
     ]
 
 
-def _held(found: Cluster) -> list[Table]:
-    """What each rank's peak is made of, where there are ranks that differ."""
-    if found.layout.pp == 1:
+def _kinds_by_rank(cluster: Cluster) -> list[Table]:
+    """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
+    if cluster.layout.pp == 1:
         return []
-    kinds = [kind for kind in HELD if any(one.device.by_kind.get(kind, 0) for one in found.by_rank)]
-    columns = [Column("rank", "rank"), *(Column(kind, HELD[kind], units.GIB.write) for kind in kinds)]
-    rows = [Row([one.rank, *(one.device.by_kind.get(kind, 0) for kind in kinds)]) for one in found.by_rank]
-    return [Table(f"Held by each rank at its peak, in {units.GIB.name}", columns, rows, name="kinds")]
+    kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
+    columns = [Column("rank", "rank"), *(Column(kind, KIND_TITLES[kind], units.GIB.write) for kind in kinds)]
+    rows = [Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in kinds)]) for rank in cluster.by_rank]
+    return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 
-def _serving_notes(found: Cluster) -> list[str]:
-    """What holds of passes on several devices."""
-    layout, tensors = found.layout, found.device_rank.device.terms[0]
+def _serving_notes(cluster: Cluster) -> list[str]:
+    """Returns notes about inference on several devices."""
+    layout, tensors = cluster.layout, cluster.device_rank.device.terms[0]
     return [
         *([f"{tensors.status}: {tensors.witness}"] if tensors.status == "estimate" else []),
         *(["logits stay divided over the vocabulary"] if layout.tp > 1 else []),
@@ -264,24 +277,24 @@ def _serving_notes(found: Cluster) -> list[str]:
     ]
 
 
-def _notes(found: Cluster, assumed: str) -> list[str]:
-    name = found.framework.title
-    version = f" of {found.version}" if found.version else ""
-    notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
-    if not found.trains:
-        notes = [*_serving_notes(found), *notes]
-    capped = getattr(found.own, "moe_expert_capacity_factor", None) or found.settings.moe not in (None, DROPLESS)
-    if found.trains and found.layout.ep > 1 and not capped:
-        uneven = "" if found.own is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+def _notes(cluster: Cluster, assumed: str) -> list[str]:
+    name = cluster.framework.title
+    version = f" of {cluster.version}" if cluster.version else ""
+    notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]
+    if not cluster.trains:
+        notes = [*_serving_notes(cluster), *notes]
+    capped = getattr(cluster.own, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (None, DROPLESS)
+    if cluster.trains and cluster.layout.ep > 1 and not capped:
+        uneven = "" if cluster.own is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         notes.append(f"the experts of each rank get an even share of the rows{uneven}")
-    if found.attention == "eager":
+    if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if found.reserved_band is not None:
-        band = " to ".join(units.GIB.write(one) for one in sorted(found.reserved_band))
+    if cluster.reserved_band is not None:
+        band = " to ".join(units.GIB.write(size) for size in sorted(cluster.reserved_band))
         notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
-    if found.peak_rank.rank != found.device_rank.rank:
-        most = f"{units.GIB.write(found.peak_rank.device.peak_bytes)} {units.GIB.name}"
-        notes.append(f"rank {found.peak_rank.rank} allocates the most, {most}, and needs less with its free blocks")
+    if cluster.peak_rank.rank != cluster.device_rank.rank:
+        peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
+        notes.append(f"rank {cluster.peak_rank.rank} allocates the most, {peak}, and requires less with fragmentation")
     if assumed:
         notes.append(f"runtime of an {assumed}; --hardware for another one")
     return notes

@@ -1,7 +1,6 @@
-"""`llmcalc compare`: models side by side, quantities as rows and models as columns, in as many blocks as the width asks
-for.
+"""`llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
 
-CSV has it the other way round, a row a model, so that a column holds one unit.
+CSV has one row per model instead, so that each column has one unit.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities, StackShape
 from ..studies.layers import distinct_blocks
-from .document import Column, Report, Row, Table, noted, one_or_list
+from .document import Column, Report, Row, Table, single_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
-from .notes import cache_a_token, flops_a_token
+from .notes import cache_per_token_note, flops_per_token_note
 from .summary import describe, model_data, norm_name, norm_place, positions, unique
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
 
 LAYOUTS: dict[Format, Layout] = {"table": "terminal", "json": "rows", "csv": "rows", "markdown": "columns"}
-"""The format that is printed → the layout that suits it."""
+"""Output format → layout of its tables."""
 
 Compared: TypeAlias = tuple[Preset, Quantities]
 
@@ -36,18 +35,18 @@ BAND = (
 )
 
 WIDE = 112
-"""Columns of a terminal from which on a list has every quantity."""
+"""Width of a terminal, in characters, from which on a list shows every quantity."""
 
 MOST_COLUMNS = 12
-"""Models that stand side by side; more of them are a row each."""
+"""Largest number of models in columns; more models are a row each."""
 
 Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
-"""The heading of a row, and how its quantity is written."""
+"""(heading of a row, function that writes its quantity)."""
 
 
 def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None) -> Report:
-    """The answer as data (a document a model, in the order given) and as tables no wider than the terminal."""
-    documents = one_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
+    """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal."""
+    documents = single_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
     lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
     if layout == "rows":
         return Report(documents, [_flat(compared)], warnings=warnings)
@@ -59,11 +58,13 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
         if layout == "columns"
         else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
     )
-    return Report(documents, noted([_table(block, lines) for block in blocks], [*_notes(compared), *warnings]))
+    return Report(
+        documents, with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared), *warnings])
+    )
 
 
 def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
-    """The models in groups that fit the width, at least one in each and about as many in all."""
+    """Yields groups of models that fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
     widths = [2 + max(len(text) for text in (preset.display, *_cells(q, lines))) for preset, q in compared]
     fits = max(1, len(compared))
@@ -90,8 +91,8 @@ def _cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
     return [write(q) for _, write in lines]
 
 
-def _each(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
-    """A quantity of every stack: `12 / 24` for an encoder and a decoder that differ in it."""
+def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+    """Returns a function that writes a quantity of every stack: `12 / 24` if encoder and decoder differ."""
     return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
 
 
@@ -131,47 +132,47 @@ def _activation(shape: StackShape) -> str:
     return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
 
 
-def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:
-    """What is compared, each row in one unit: the largest in which the smallest model's value is at least 0.1."""
-    sizes = units.count_scale(10 * min(q.active for q in all_of))
-    work = units.decimal_scale(10 * min(q.forward_flops_per_token for q in all_of), "FLOPs")
-    caches = [q.kv_bytes_per_token for q in all_of if q.kv_bytes_per_token]
-    kept = units.memory_scale(min(caches, default=0))
+def _lines(quantities: Sequence[Quantities]) -> Sequence[Line]:
+    """Returns the rows. Each has one unit: the largest in which the smallest model's value is at least 0.1."""
+    sizes = units.count_scale(10 * min(q.active for q in quantities))
+    work = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
+    caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
+    cache = units.memory_scale(min(caches, default=0))
     return (
         (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
         ("  active per token", lambda q: sizes.write(q.active)),
         *_SHAPE_LINES,
-        (f"{work.name}/tok at {all_of[0].seq:,}", lambda q: work.write(q.forward_flops_per_token)),
+        (f"{work.name}/tok at {quantities[0].seq:,}", lambda q: work.write(q.forward_flops_per_token)),
         (
-            f"KV {kept.name} per token" if caches else "KV cache per token",
-            lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token),
+            f"KV {cache.name} per token" if caches else "KV cache per token",
+            lambda q: "–" if q.kv_bytes_per_token is None else cache.write(q.kv_bytes_per_token),
         ),
         *_STYLE_LINES,
     )
 
 
 _SHAPE_LINES: tuple[Line, ...] = (
-    ("layers L", _each(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _each(lambda s: _whole(s.hidden_size))),
-    ("h / L", _each(lambda s: aspect(s.aspect_ratio, s.in_dense_band))),
-    ("d_ff / h", _each(_width_ratio)),
-    ("heads × head_dim", _each(_heads)),
-    ("heads·head_dim / h", _each(lambda s: _ratio(s.head_ratio))),
-    ("kv heads (/ heads)", _each(_kv_heads)),
+    ("layers L", _for_every_stack(lambda s: str(s.num_hidden_layers))),
+    ("hidden size h", _for_every_stack(lambda s: _whole(s.hidden_size))),
+    ("h / L", _for_every_stack(lambda s: aspect(s.aspect_ratio, s.in_dense_band))),
+    ("d_ff / h", _for_every_stack(_width_ratio)),
+    ("heads × head_dim", _for_every_stack(_heads)),
+    ("heads·head_dim / h", _for_every_stack(lambda s: _ratio(s.head_ratio))),
+    ("kv heads (/ heads)", _for_every_stack(_kv_heads)),
     ("vocabulary", lambda q: _whole(q.vocab_size)),
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _each(lambda s: norm_name(s.block))),
-    ("  placement", _each(lambda s: norm_place(s.block))),
-    ("activation", _each(_activation)),
+    ("norm", _for_every_stack(lambda s: norm_name(s.block))),
+    ("  placement", _for_every_stack(lambda s: norm_place(s.block))),
+    ("activation", _for_every_stack(_activation)),
     ("positions", lambda q: ", ".join(positions(q.spec))),
 )
 
 
 def _notes(compared: Sequence[Compared]) -> list[str]:
-    all_of = [q for _, q in compared]
-    shapes = [shape for q in all_of for shape in q.shapes]
+    quantities = [q for _, q in compared]
+    shapes = [shape for q in quantities for shape in q.shapes]
     notes: list[str] = []
     if any(shape.in_dense_band for shape in shapes):
         notes.append(BAND)
@@ -181,7 +182,7 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
             notes.append(
                 f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = {_whole(q.shape.feed_forward_width)}"
             )
-    if any(q.encoder is not None for q in all_of):
+    if any(q.encoder is not None for q in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
     for preset, q in compared:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
@@ -193,13 +194,13 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
                 f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most "
                 "frequent kind"
             )
-    first = all_of[0]
+    first = quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
-    return [*notes, flops_a_token(first.seq), cache_a_token(first.dtype)]
+    return [*notes, flops_per_token_note(first.seq), cache_per_token_note(first.dtype)]
 
 
 def _warnings(compared: Sequence[Compared]) -> list[str]:
-    """Which models could not run the sequence that all are compared at."""
+    """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared[0][1].seq
     short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
     return (
@@ -234,7 +235,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _data(q: Quantities) -> dict[str, Any]:
-    """Raw values. The shape is that of the stack that makes the output; `stacks` has both of an encoder-decoder."""
+    """Returns raw values. The shape is that of the output's stack; `stacks` has both of an encoder-decoder."""
     return {
         "parameters": q.parameters,
         "active": q.active,
@@ -254,13 +255,13 @@ def _data(q: Quantities) -> dict[str, Any]:
 
 
 def _rows(compared: Sequence[Compared], wide: bool) -> Table:
-    """A row for each model, one unit for each column: that in which most of the values are at least 1.
+    """Returns a row per model. Each column has one unit: the one in which most values are at least 1.
 
-    wide: with KV cache, key/value heads and FLOPs, for which 80 columns have no room.
+    wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
     sizes = units.count_scale(_typical(q.parameters for _, q in compared))
     work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
-    kept = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    cache = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
@@ -269,7 +270,7 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         Column("hidden_size", "h", units.exact),
         Column("aspect_ratio", "h/L"),
         Column("feed_forward_ratio", "d_ff/h"),
-        Column("kv_bytes_per_token", f"KV {kept.name}/tok", kept.write),
+        Column("kv_bytes_per_token", f"KV {cache.name}/tok", cache.write),
         Column("num_key_value_heads", "kv heads"),
         Column("flops_per_token", f"{work.name}/tok at {compared[0][1].seq:,}", work.write),
     )
@@ -296,7 +297,7 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
         "width; of an encoder-decoder the decoder",
         *(
-            [flops_a_token(first.seq), cache_a_token(first.dtype)]
+            [flops_per_token_note(first.seq), cache_per_token_note(first.dtype)]
             if wide
             else [f"KV cache and FLOPs: from {WIDE} columns on"]
         ),
@@ -305,13 +306,13 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
 
 
 def _typical(values: Iterable[float]) -> float:
-    """The value that three quarters of them are no smaller than."""
+    """Returns the lower quartile of the values; 0 for no values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 4] if ordered else 0
 
 
 def _flat(compared: Sequence[Compared]) -> Table:
-    """A row a model, raw values; nested entries left to the JSON document."""
+    """Returns one row of raw values per model, without the nested entries of the JSON document."""
     rows = [{"target": preset.target, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
     return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

@@ -13,7 +13,7 @@ from .document import Column, Row, Table
 
 
 def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) -> Table:
-    """One row a rule, the exact counts first."""
+    """Returns one row per rule of thumb, the exact counts first."""
     scale = units.decimal_scale(max(r.total for r in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),
@@ -39,8 +39,8 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
 
 
 def _notes(count: FlopCount) -> list[str]:
-    w, notes = count.workload, []
-    if w.phase == "prefill":
+    workload, notes = count.workload, []
+    if workload.phase == "prefill":
         notes.append(
             "every rule with a logits term counts logits at every position; this prefill computes them at the last "
             "one only"
@@ -58,5 +58,5 @@ def _notes(count: FlopCount) -> list[str]:
 
 
 def data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """The same for JSON; errors are fractions."""
+    """Returns the rules as plain data; errors are fractions."""
     return [asdict(r) for r in rules]

@@ -13,7 +13,7 @@ from ..sources.preset import Preset
 from ..studies.diff import Change, Difference, Quantity, Unit
 from ..workload.workload import Workload
 from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import flops_a_token, plural, too_long, warned
+from .notes import flops_per_token_note, plural, too_long, warned
 from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
@@ -25,7 +25,7 @@ SCALE: dict[str, Callable[[float], units.Scale]] = {
 }
 
 SHOWN = 12
-"""Nodes of a quantity in a table; the document has all."""
+"""Largest number of nodes in a table; the JSON document has all."""
 
 QUANTITY_COLUMNS = (
     Column("quantity", "quantity", justify="left", wrap=True),
@@ -56,52 +56,64 @@ SKIPPED_COLUMNS = (
 
 
 def skipped_files(reasons: Mapping[Path, str]) -> Report:
-    """Files that are not compared, as a table; the document has nothing of them. reasons: file → why it is not."""
+    """Returns a table of the files that are not compared; they are not in the JSON document.
+
+    reasons: file → why it is not compared.
+    """
     rows = [Row([str(path), reason]) for path, reason in reasons.items()]
     return Report(
         [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, rows, name="skipped")]
     )
 
 
-def report(found: Difference, title: str = "", unread: str = "") -> Report:
-    """The answer as data and as tables: quantities, fields of the descriptions, and the nodes that differ.
+def report(difference: Difference, title: str = "", unread: str = "") -> Report:
+    """Returns the answer as data and as tables: quantities, fields of the descriptions, and nodes that differ.
 
-    title: what is compared; by default the names of the models. unread: why the first could not be read, if so.
+    title: title of the comparison; default the names of the models.
+    unread: why the first model could not be read; empty if it was.
     """
-    before, after = found.before, found.after
-    one = after or before
-    assert one is not None
-    title = title or " → ".join(each.display for each in (before, after) if each is not None)
-    warnings = [*([unread] if unread else []), *_too_long(found)]
+    before, after = difference.before, difference.after
+    model = after or before
+    assert model is not None
+    title = title or " → ".join(preset.display for preset in (before, after) if preset is not None)
+    warnings = [*([unread] if unread else []), *_too_long(difference)]
     new = "could not be read before" if unread else "added"
-    answer = new if before is None else "removed" if after is None else _answer(found)
+    answer = new if before is None else "removed" if after is None else _answer(difference)
     notes = [
         *warnings,
-        f"at {found.seq:,} tokens of one sequence, cache in {units.short_dtype(found.dtype)}",
-        flops_a_token(found.seq),
+        f"at {difference.seq:,} tokens of one sequence, cache in {units.short_dtype(difference.dtype)}",
+        flops_per_token_note(difference.seq),
     ]
     tables = [
-        Table(title, QUANTITY_COLUMNS, [_row(one) for one in found.quantities], "", notes, answer, name="quantities")
+        Table(
+            title,
+            QUANTITY_COLUMNS,
+            [_row(model) for model in difference.quantities],
+            "",
+            notes,
+            answer,
+            name="quantities",
+        )
     ]
-    if found.fields:
-        rows = [Row([one.name, _value(one.before), _value(one.after)]) for one in found.fields]
+    if difference.fields:
+        rows = [Row([model.name, _value(model.before), _value(model.after)]) for model in difference.fields]
         tables.append(Table("Fields that differ", FIELD_COLUMNS, rows, name="fields"))
     if before is not None and after is not None:
-        tables += [_nodes(name, nodes) for name, nodes in found.components.items() if nodes]
-    target = " → ".join(each.target for each in (before, after) if each is not None)
-    return Report(_data(found), tables, warnings=warnings).of(target)
+        tables += [_nodes(name, nodes) for name, nodes in difference.components.items() if nodes]
+    target = " → ".join(preset.target for preset in (before, after) if preset is not None)
+    return Report(_data(difference), tables, warnings=warnings).of(target)
 
 
-def _too_long(found: Difference) -> list[str]:
-    """That a sequence has more tokens than a model was made for, with the model's name."""
-    models = [one for one in (found.before, found.after) if one is not None]
-    return [text for one in models for text in warned(one, too_long(one.model, Workload(seq=found.seq)))]
+def _too_long(difference: Difference) -> list[str]:
+    """Returns a warning for each model whose context length is shorter than the sequence."""
+    models = [preset for preset in (difference.before, difference.after) if preset is not None]
+    return [text for preset in models for text in warned(preset, too_long(preset.model, Workload(seq=difference.seq)))]
 
 
-def _answer(found: Difference) -> str:
+def _answer(difference: Difference) -> str:
     """`+160.47 M parameters (+2.0 %)`."""
-    total = next(one for one in found.quantities if one.name == "parameters")
-    if not found.changed:
+    total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
+    if not difference.changed:
         return "no count differs"
     if not total.changed:
         return "as many parameters"
@@ -110,44 +122,54 @@ def _answer(found: Difference) -> str:
     return f"{_change(total)} parameters{aside}"
 
 
-def _row(one: Quantity) -> Row:
-    before, after = _pair(one)
-    change = Shown(one.change, _change(one) if one.changed else "equal")
-    return Row([one.name, Shown(one.before, before), Shown(one.after, after), change, _relative(one)])
+def _row(quantity: Quantity) -> Row:
+    before, after = _pair(quantity)
+    change = Shown(quantity.change, _change(quantity) if quantity.changed else "equal")
+    return Row(
+        [quantity.name, Shown(quantity.before, before), Shown(quantity.after, after), change, _relative(quantity)]
+    )
 
 
-def _pair(one: Quantity) -> list[str]:
-    """Both values in one unit: that of the larger one, if the smaller is at least a tenth of it."""
-    values = [value for value in (one.before, one.after) if value]
+def _pair(quantity: Quantity) -> list[str]:
+    """Writes both values in one unit: that of the larger value, if the smaller is at least a tenth of it."""
+    values = [value for value in (quantity.before, quantity.after) if value]
     if not values:
-        return ["–" if value is None else WRITE[one.unit](value) for value in (one.before, one.after)]
-    scale = SCALE[one.unit](max(values))
+        return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]
+    scale = SCALE[quantity.unit](max(values))
     if min(values) < scale.factor / 10:
-        scale = SCALE[one.unit](min(values))
-    return ["–" if value is None else _in(scale, one, value) for value in (one.before, one.after)]
+        scale = SCALE[quantity.unit](min(values))
+    return [
+        "–" if value is None else _scaled_text(scale, quantity, value) for value in (quantity.before, quantity.after)
+    ]
 
 
-def _in(scale: units.Scale, one: Quantity, value: float) -> str:
-    """`0.50 GiB`; as it is where the unit has no prefix, and where there is nothing to scale."""
-    return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[one.unit](value)
+def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
+    """Writes `0.50 GiB`; without scaling where the unit has no prefix or the value is 0."""
+    return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
 
 
-def _change(one: Quantity) -> str:
-    return f"{'+' if one.change > 0 else '−'}{WRITE[one.unit](abs(one.change))}"
+def _change(quantity: Quantity) -> str:
+    return f"{'+' if quantity.change > 0 else '−'}{WRITE[quantity.unit](abs(quantity.change))}"
 
 
-def _relative(one: Quantity) -> float | None:
-    """The share by which a value changes; None if it does not, or has nothing to be a share of."""
-    return one.after / one.before - 1 if one.changed and one.before and one.after is not None else None
+def _relative(quantity: Quantity) -> float | None:
+    """Returns the relative change; None without a change, or if the old value is missing or 0."""
+    return (
+        quantity.after / quantity.before - 1
+        if quantity.changed and quantity.before and quantity.after is not None
+        else None
+    )
 
 
 def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
-    """The nodes that differ most, in one unit: that of the middle of all values, or of small changes."""
+    """Returns a table of the nodes that differ most, in the unit of the median value, or of small changes."""
     shown = nodes[:SHOWN]
     scale_of = SCALE[shown[0].unit]
-    scale = scale_of(median_low(abs(value) for one in shown for value in (one.before, one.after, one.change) if value))
-    if (most := max(abs(one.change) for one in shown)) < scale.factor / 10:
-        scale = scale_of(most)
+    scale = scale_of(
+        median_low(abs(value) for node in shown for value in (node.before, node.after, node.change) if value)
+    )
+    if (largest_change := max(abs(node.change) for node in shown)) < scale.factor / 10:
+        scale = scale_of(largest_change)
 
     def cell(value: float | None) -> Shown:
         return Shown(value, "–" if value is None else scale.write(value))
@@ -155,7 +177,7 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
     def change(value: float) -> Shown:
         return Shown(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
 
-    rows = [Row([one.name, cell(one.before), cell(one.after), change(one.change)]) for one in shown]
+    rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown]
     more = len(nodes) - len(rows)
     notes = [f"{plural(more, 'further node')} differ{'s' * (more == 1)}: --format json has all"] if more else []
     unit = f", in {scale.name}" if scale.name else ""
@@ -170,7 +192,7 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
 
 
 def _value(value: Any) -> str:
-    """A field of a description; of one that is left out, a dash."""
+    """Writes a field of a description; a dash if it is not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -178,15 +200,15 @@ def _value(value: Any) -> str:
     return ", ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _data(found: Difference) -> dict[str, Any]:
+def _data(difference: Difference) -> dict[str, Any]:
     return {
-        "before": _model(found.before),
-        "after": _model(found.after),
-        "changed": found.changed,
-        "workload": {"batch": 1, "seq": found.seq, "dtype": found.dtype, "pairs": "full"},
-        "spec": [_changed(one) for one in found.fields],
-        "quantities": [_quantity(one) for one in found.quantities],
-        "components": {name: [_quantity(one) for one in nodes] for name, nodes in found.components.items()},
+        "before": _model(difference.before),
+        "after": _model(difference.after),
+        "changed": difference.changed,
+        "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
+        "spec": [_field_data(item) for item in difference.fields],
+        "quantities": [_quantity_data(item) for item in difference.quantities],
+        "components": {name: [_quantity_data(item) for item in nodes] for name, nodes in difference.components.items()},
     }
 
 
@@ -194,10 +216,16 @@ def _model(preset: Preset | None) -> dict[str, Any] | None:
     return None if preset is None else model_data(preset)
 
 
-def _changed(one: Change) -> dict[str, Any]:
-    return {"field": one.name, "before": one.before, "after": one.after}
+def _field_data(field: Change) -> dict[str, Any]:
+    return {"field": field.name, "before": field.before, "after": field.after}
 
 
-def _quantity(one: Quantity) -> dict[str, Any]:
-    unit: Unit = one.unit
-    return {"name": one.name, "unit": unit, "before": one.before, "after": one.after, "change": one.change}
+def _quantity_data(quantity: Quantity) -> dict[str, Any]:
+    unit: Unit = quantity.unit
+    return {
+        "name": quantity.name,
+        "unit": unit,
+        "before": quantity.before,
+        "after": quantity.after,
+        "change": quantity.change,
+    }

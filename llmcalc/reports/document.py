@@ -1,7 +1,7 @@
-"""What a command answers, before any format is chosen: data for programs, tables for people.
+"""The answer of a command, before it is written in a format: data for programs, tables for people.
 
-A cell holds the raw value; how it is written is its column's business. So CSV has raw numbers, text has rounded ones,
-and nothing is computed twice. Named tuples: a data class takes four times as long to be made, at each start.
+A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
+named tuples because a data class takes four times as long to create, at each start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Justify = Literal["left", "right"]
 
 
 MOST_NOTES = 2
-"""Notes below a target's tables where not all were asked for; warnings are always there."""
+"""Largest number of notes below a target's tables without `--notes`; warnings are always shown."""
 
 COLOURS = {
     "fits": "green",
@@ -31,20 +31,21 @@ COLOURS = {
     "no": "red",
     "≠": "red",
 }
-"""First word of a verdict → its colour on a terminal, which says nothing that the word does not."""
+"""First word of a verdict → its colour on a terminal."""
 
 
 class Column(NamedTuple):
     """A column of a table.
 
-    key: its name in CSV, with the unit.
-    title: its heading in text.
-    write: how a raw value is written as text.
-    wrap: whether it may break lines.
-    verdict: whether its values are verdicts, which have a colour on a terminal.
-    brief: how a value that is text already is shortened for people.
-    bar: whether its values are bars, which only people read, and only where the width allows.
-    marks: regular expression → the colour on a terminal of what it matches.
+    key: name in CSV, with the unit.
+    title: heading in text.
+    write: function that writes a raw value as text.
+    justify: side to which cells are aligned.
+    wrap: whether cells may be broken into several lines.
+    verdict: whether cells are verdicts, which have a colour on a terminal.
+    brief: function that shortens a text value for people.
+    bar: whether cells are bars, which are shown only where the width allows.
+    marks: regular expression → colour of its matches on a terminal.
     """
 
     key: str
@@ -58,34 +59,37 @@ class Column(NamedTuple):
     marks: Mapping[str, str] = MappingProxyType({})
 
     def colour(self, text: str, value: Any) -> str:
-        """The colour of a cell; empty for none."""
+        """Returns the colour of a cell; empty for none."""
         if self.bar and value is not None:
             return str(value.colour)
-        return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:"), "") if self.verdict and text else ""
+        return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.verdict and text else ""
 
 
 class Shown(NamedTuple):
-    """A raw value, and how people read it where the cells of a column have several units."""
+    """A raw value and its text, for columns whose cells have different units."""
 
     value: Any
     text: str
 
 
 class Linked(str):
-    """A note with addresses that a reader may follow, because they are from llmcalc's own presets. In every other
-    text Markdown makes no link.
-    """
+    """A note whose addresses become links in Markdown, because they are from llmcalc's own presets."""
 
     __slots__ = ()
 
 
 def text_of(cell: Shown) -> str:
-    """How a column writes such cells."""
+    """Returns the text of a cell; the `write` function of a column of `Shown` cells."""
     return cell.text
 
 
 class Row(NamedTuple):
-    """One value a column; None leaves the cell empty. depth: how far the first cell is indented in text."""
+    """A row of a table.
+
+    cells: one value per column; None for an empty cell.
+    depth: levels by which the first cell is indented in text.
+    strong: whether the row is bold.
+    """
 
     cells: Sequence[Any]
     depth: int = 0
@@ -93,11 +97,17 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """title: the subject. answer: what the command found, in a few words. aside: of what, beside or below them. notes:
-    conventions and remarks, below. name: what `--table` calls it. target: the TARGET that it answers, as it was asked
-    for; empty where the rows name theirs in a column `target`. sooner: whether a screen gives it room before the tables
-    above it. centre: the row around which rows are kept where there is no room for all; by default the first. left_out:
-    what a screen has no room for, in words.
+    """A table of an answer.
+
+    title: the subject.
+    aside: text beside or below the heading.
+    notes: conventions and remarks below the table.
+    answer: the result in a few words, in the heading.
+    name: name of the table for `--table`.
+    target: the TARGET as the user typed it; empty if the rows have a column `target`.
+    sooner: whether a short screen shows it before the tables above it.
+    centre: index of the row around which rows are kept on a short screen; default the first.
+    left_out: the tables and rows that a short screen leaves out, in words.
     """
 
     title: str
@@ -114,24 +124,25 @@ class Table(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """`Llama 3 8B: 8.03 B parameters`."""
+        """The heading, such as `Llama 3 8B: 8.03 B parameters`."""
         return f"{self.title}: {self.answer}" if self.answer else self.title
 
     def without_bars(self) -> Table:
-        """The same for programs."""
-        kept = [i for i, column in enumerate(self.columns) if not column.bar]
-        if len(kept) == len(self.columns):
+        """Returns the table without its columns of bars, for programs."""
+        columns = [i for i, column in enumerate(self.columns) if not column.bar]
+        if len(columns) == len(self.columns):
             return self
-        rows = [row._replace(cells=[row.cells[i] for i in kept]) for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
+        rows = [row._replace(cells=[row.cells[i] for i in columns]) for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in columns], rows=rows)
 
 
 class Report(NamedTuple):
-    """data: the JSON document without its version (a list of documents for several targets). tables: the same for
-    people.
+    """The answer of a command.
 
-    text: what a terminal gets as it is, in place of tables (LaTeX). warnings: those of the notes that must not pass in
-    silence where a format has no room for notes (CSV), each with the name of its model.
+    data: the JSON document without its version; a list of documents for several targets.
+    tables: the same for people.
+    text: text that is printed unchanged in place of tables (LaTeX); default empty.
+    warnings: notes that are also printed for formats without notes (CSV), each with the name of its model.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -140,13 +151,13 @@ class Report(NamedTuple):
     warnings: Sequence[str] = ()
 
     def of(self, target: str) -> Report:
-        """The same, every table answering that TARGET."""
+        """Returns the report with that TARGET in every table."""
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
     def only(self, name: str) -> Report:
-        """The tables of that name alone.
+        """Returns the report with only the tables of a name.
 
-        Raises `InputError` where there is none.
+        Raises `InputError` if no table has it.
         """
         names = list(dict.fromkeys(table.name for table in self.tables if table.name))
         if name not in names:
@@ -157,21 +168,22 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """What `--format json` prints: every document carries `schema_version`, and all notes of its tables."""
+        """Returns the JSON document, with `schema_version` and all notes of the tables."""
         data = self.with_notes()
         if isinstance(data, list):
-            return [{"schema_version": SCHEMA_VERSION, **one} for one in data]
+            return [{"schema_version": SCHEMA_VERSION, **document} for document in data]
         return {"schema_version": SCHEMA_VERSION, **data}
 
     def with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The data, with the notes of all tables where they are one document's and it has none of its own."""
+        """Returns the data with the notes of all tables, unless they are several documents or have notes already."""
         if isinstance(self.data, list):
             return self.data
         return {"notes": said(note for table in self.tables for note in table.notes)} | self.data
 
     def brief(self) -> Report:
-        """The same with its warnings and at most `MOST_NOTES` other notes for each target, and how much there is
-        besides.
+        """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
+
+        A last note says how many notes, tables and rows are left out.
         """
         tables: list[Table] = []
         room, hidden = MOST_NOTES, 0
@@ -184,31 +196,33 @@ class Report(NamedTuple):
             if table is None:
                 break
             room = MOST_NOTES if table.answer else room
-            kept: list[str] = []
+            shown: list[str] = []
             for note in table.notes:
-                warning = any(one.endswith(note) for one in self.warnings)
+                warning = any(text.endswith(note) for text in self.warnings)
                 if warning or room:
-                    kept.append(note)
+                    shown.append(note)
                     room -= not warning
-            hidden += len(table.notes) - len(kept)
-            tables.append(table._replace(notes=kept))
+            hidden += len(table.notes) - len(shown)
+            tables.append(table._replace(notes=shown))
         return self._replace(tables=tables)
 
 
 def readable(report: Report) -> Report:
-    """The report as people get it: each of its texts on one line and printable, since names in it come from files that
-    others wrote (`characters.printable`). Every format but JSON, whose own escapes do the same, writes this report.
+    """Returns the report with every text on one line and printable (`characters.printable`).
+
+    Names in a report come from files that others wrote. Every format but JSON writes this report; JSON escapes the
+    same characters.
     """
     return _with_texts(report, printable)
 
 
 def fitted_to(report: Report, encoding: str) -> Report:
-    """The readable report with every text of its tables as the encoding can hold it; data stay as they are."""
+    """Returns the readable report with every text of its tables changed to characters of an encoding."""
     return _with_texts(report, lambda text: fitted(printable(text), encoding))
 
 
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
-    """The report with every text of its tables changed, and every line of its own text."""
+    """Returns the report with a function applied to every text of its tables and every line of its text."""
 
     def changing(write: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda value: change(write(value))
@@ -231,42 +245,43 @@ def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
                 column._replace(title=change(column.title), write=changing(column.write)) for column in table.columns
             ],
             rows=[row._replace(cells=[cell(value) for value in row.cells]) for row in table.rows],
-            target=printable(table.target),  # as it was asked for, in any encoding
+            target=printable(table.target),  # as the user typed it, in any encoding
         )
         for table in report.tables
     ]
     text = "\n".join(change(line) for line in report.text.split("\n"))
-    return report._replace(tables=tables, text=text, warnings=[change(one) for one in report.warnings])
+    return report._replace(tables=tables, text=text, warnings=[change(warning) for warning in report.warnings])
 
 
 def cell_text(column: Column, value: Any) -> str:
-    """A cell as a person reads it."""
+    """Returns the text of a cell."""
     if value is None:
         return ""
     return column.brief(value) if isinstance(value, str) else column.write(value)
 
 
-def one_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
-    """One target's document as it is, several targets' as a list in the order given."""
+def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns the document of one target, or the list of documents of several targets."""
     return documents[0] if len(documents) == 1 else list(documents)
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Several targets' answers as one:
-    their documents, their tables one after the other, whatever text they have, and their warnings.
-    """
-    told = [r.with_notes() for r in reports]
-    documents = [one for data in told for one in (data if isinstance(data, list) else [data])]
-    tables, warnings = [t for r in reports for t in r.tables], [w for r in reports for w in r.warnings]
-    return Report(one_or_list(documents), tables, "".join(r.text for r in reports), warnings)
+    """Joins the reports of several targets: documents, tables, texts and warnings, in their order."""
+    data_of_reports = [report.with_notes() for report in reports]
+    documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
+    tables, warnings = (
+        [table for report in reports for table in report.tables],
+        [warning for report in reports for warning in report.warnings],
+    )
+    return Report(single_or_list(documents), tables, "".join(report.text for report in reports), warnings)
 
 
 def said(notes: Iterable[str]) -> list[str]:
-    """The notes that say something, each once: a note with nothing to say is empty text."""
+    """Returns the notes without empty ones and without repetitions."""
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def noted(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
-    """The tables, with the notes that govern all of them below the last one."""
+def with_notes_below(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
+    """Returns the tables with common notes below the last one."""
     *above, last = tables
     return [*above, last._replace(notes=said(notes))]

@@ -1,4 +1,4 @@
-"""`llmcalc explain`: formulas in symbols, with numbers in, and what they come to."""
+"""`llmcalc explain`: formulas in symbols, the same with numbers, and their values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..characters import printable
 from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
-from ..symbolic.formulas import QUANTITIES, Formula, Found
+from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode
 from ..symbolic.symbolic import KEYS
-from .document import Column, Report, Row, Table, noted, said
+from .document import Column, Report, Row, Table, said, with_notes_below
 from .expression import LATEX, Style, latex_text, write
-from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
+from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts
 from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 LINE = 80
 SHORT = 30
 LONGEST = 4
-"""Lines that a whole model's formula with numbers in may take; JSON has it at any length."""
+"""Largest number of lines of a whole model's formula with numbers; JSON has it at any length."""
 LATENT_FORMS = (
     "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
     "latents once more",
     "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
 )
-"""Of a formula in each of the two forms of latent attention."""
+"""Notes about formulas in the two forms of latent attention."""
 RECORDS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),
@@ -52,8 +52,12 @@ def report(
     bibtex: bool = False,
     share: RankShare | None = None,
 ) -> Report:
-    """The answer as data and for people. latex: LaTeX in place of tables. bibtex: with BibTeX entries of its sources.
-    records: one row a formula, for CSV and Markdown. share: of which rank it is; by default of the whole model.
+    """Returns the answer as data and as tables.
+
+    latex: whether the text is LaTeX in place of tables.
+    records: whether the table has one row per formula, for CSV and Markdown.
+    bibtex: whether BibTeX entries of the sources are added to LaTeX.
+    share: the rank that is counted; default the whole model.
     """
     rows = [
         _record(explanation, place, formula)
@@ -94,7 +98,7 @@ def _setting(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _record(explanation: Explanation, place: Found, formula: Formula) -> dict[str, Any]:
+def _record(explanation: Explanation, place: FormulaNode, formula: Formula) -> dict[str, Any]:
     return {
         "node": place.name,
         "path": place.path,
@@ -115,14 +119,14 @@ def _plain(value: Fraction) -> int | float:
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
-    """Every symbol but S as its number."""
+    """Returns the style that writes every symbol but S as its number."""
     return Style(
         latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
     )
 
 
 def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Those that occur in the formulas or say how often a layer stands there: what each stands for, and its value."""
+    """Returns the symbols in formulas and repeats of layers: symbol → its field and its value."""
     used: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -142,7 +146,7 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
 
 
 def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """One table a node; places where it has the same formulas share one."""
+    """Returns one table per node; equal nodes share one."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, first = section.places[0].source, not tables
@@ -158,11 +162,13 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         aside = with_rank(headline(preset.model), share) if first else ""
         tables.append(Table(preset.display if first else "", columns, rows, aside, said(notes)))
     rank_model = share_notes(share)
-    return noted([*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)])
+    return with_notes_below(
+        [*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)]
+    )
 
 
 def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
-    """One table a quantity: every component of one layer of each kind, then the model."""
+    """Returns one table per quantity: every component of one layer of each kind, then the model."""
     tables: list[Table] = []
     model = explanation.sections[-1]
     names = [_component(s) for s in explanation.sections]
@@ -171,10 +177,12 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         title = QUANTITIES[formula.quantity][0]
         rows: list[Row] = []
         for section, name in zip(explanation.sections[:-1], names, strict=False):
-            for one in [f for f in section.formulas if f.quantity == formula.quantity]:
+            for part_formula in [f for f in section.formulas if f.quantity == formula.quantity]:
                 rows += _lines(
                     name,
-                    _with_unit([write(one.expression), write(one.open, Style(grouped=True))], one),
+                    _with_unit(
+                        [write(part_formula.expression), write(part_formula.open, Style(grouped=True))], part_formula
+                    ),
                     width,
                     section.depth,
                 )
@@ -201,22 +209,22 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         *_sources(explanation),
         *_conventions(explanation),
     ]
-    return noted([*tables, *_legend(explanation)], notes)
+    return with_notes_below([*tables, *_legend(explanation)], notes)
 
 
 def _component(section: Section) -> str:
-    """`layers (moe) × L_moe`: a component, and how often it stands there."""
-    found = section.places[0]
-    if not found.steps:
+    """Writes a component and its repeat: `layers (moe) × L_moe`."""
+    place = section.places[0]
+    if not place.steps:
         return "in units of h"
-    name, label, _ = found.steps[-1]
+    name, label, _ = place.steps[-1]
     shown = f"{name} ({label})" if label else name
-    repeat = found.letters.repeat
+    repeat = place.letters.repeat
     return shown if type(repeat) is int and repeat == 1 else f"{shown} × {repeat}"
 
 
 def _chain(explanation: Explanation, formula: Formula) -> list[str]:
-    """The formula, with numbers in, the number; with S open, and at its value, where S is in it."""
+    """Returns the formula, the formula with numbers, and the value; if it contains S, also the value at S."""
     steps = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),
@@ -229,7 +237,7 @@ def _chain(explanation: Explanation, formula: Formula) -> list[str]:
 
 
 def _with_unit(steps: list[str], formula: Formula) -> list[str]:
-    """The last step with its unit, where what it is called does not say that."""
+    """Adds the unit to the last step, unless the quantity's title says it."""
     title, unit = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return steps
@@ -238,21 +246,23 @@ def _with_unit(steps: list[str], formula: Formula) -> list[str]:
 
 
 def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
-    """`name   a = b = c` on one line where it fits, else a line for each step, broken before + and −."""
+    """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
     whole = " = ".join(steps)
     lines = (
         [whole]
         if len(whole) <= width
-        else [line for i, step in enumerate(steps) for line in _broken(("= " if i else "") + step, width)]
+        else [line for i, step in enumerate(steps) for line in _break_lines(("= " if i else "") + step, width)]
     )
     return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
 
 
-def _broken(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken before + and −; a short bracket stays whole where it fits."""
+def _break_lines(text: str, width: int) -> list[str]:
+    """Breaks a text before + and − into lines of at most `width`; a short bracket stays whole if it fits."""
     lines: list[str] = []
     for piece in [
-        part for whole in _pieces(text, SHORT) for part in ([whole] if len(whole) <= width - 4 else _pieces(whole, 0))
+        part
+        for whole in _split_terms(text, SHORT)
+        for part in ([whole] if len(whole) <= width - 4 else _split_terms(whole, 0))
     ]:
         if lines and len(lines[-1]) + 1 + len(piece) <= width:
             lines[-1] += " " + piece
@@ -261,23 +271,23 @@ def _broken(text: str, width: int) -> list[str]:
     return lines
 
 
-def _pieces(text: str, short: int) -> list[str]:
-    """The text, cut before every + and − that is in no bracket of less than `short` characters."""
+def _split_terms(text: str, short: int) -> list[str]:
+    """Splits a text before every + and − outside brackets of less than `short` characters."""
     opened: list[int] = []
-    kept: set[int] = set()
+    unbroken: set[int] = set()
     for i, mark in enumerate(text):
         if mark == "(":
             opened.append(i)
         elif mark == ")" and opened and i - opened[-1] < short:
-            kept.update(range(opened.pop(), i))
+            unbroken.update(range(opened.pop(), i))
         elif mark == ")" and opened:
             opened.pop()
-    cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in kept]
+    cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in unbroken]
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def _heading(section: Section) -> str:
-    """`layers.self_attn (one of 32)`: what the paths of all places end in."""
+    """Writes the common end of the paths of all places: `layers.self_attn (one of 32)`."""
     times = sum(p.times for p in section.places if not p.optional)
     shared: list[str] = []
     for names in zip(*(reversed(p.name.split(".")) for p in section.places), strict=False):
@@ -288,7 +298,7 @@ def _heading(section: Section) -> str:
 
 
 def _where(section: Section) -> str:
-    """Every place of the node, with how often it stands in the model and what that is in all."""
+    """Writes every path of the node, and its total over the model."""
     inside = [p for p in section.places if not p.optional]
     times = sum(p.times for p in inside)
     paths = ", ".join(p.path or "model" for p in inside or section.places)
@@ -305,7 +315,7 @@ def _where(section: Section) -> str:
 
 
 def _legend(explanation: Explanation) -> list[Table]:
-    """What each symbol stands for, a row each: none where the formulas have no symbol."""
+    """Returns a table of the meanings of symbols; none if the formulas have no symbol."""
     columns = (
         Column("symbol", "symbol", justify="left"),
         Column("field", "stands for", justify="left"),
@@ -343,12 +353,14 @@ def _conventions(explanation: Explanation) -> list[str]:
         notes.append(experts)
     if "kv" in quantities:
         sliding = any(m.field == "sliding_window" for m in explanation.formulas.meanings.values())
-        notes.append(cache_a_token(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else ""))
+        notes.append(
+            cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
+        )
     return notes
 
 
 def _training(explanation: Explanation) -> list[str]:
-    """What activations are counted, and in which run."""
+    """Returns notes about the activations and the run in which they are counted."""
     training = explanation.training
     if training is None:
         return []
@@ -376,9 +388,9 @@ def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]
 
 
 def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankShare | None) -> str:
-    r"""An `align*` environment per node, ready to paste; amsmath is all it needs. Sources follow, as comments.
+    r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
-    bibtex: with the entries of the papers among them.
+    bibtex: whether BibTeX entries of the papers are added.
     """
     out: list[str] = [_comment(preset.display + ("" if share is None else f", {rank_text(share)}"))]
     for section in explanation.sections:
@@ -402,14 +414,14 @@ def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: RankSh
     sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
     out += [_comment(f"source: {source}") for source in sources]
     if bibtex:
-        found, others = papers(sources)
-        out += ["", *(paper.bibtex() for paper in found)]
-        out += [_comment(f"no paper: {name}") for name in others]
+        cited, uncited = papers(sources)
+        out += ["", *(paper.bibtex() for paper in cited)]
+        out += [_comment(f"no paper: {name}") for name in uncited]
     elif sources:
         out.append("% --bibtex adds their entries")
     return "\n".join(out) + "\n"
 
 
 def _comment(text: str) -> str:
-    """A comment of LaTeX, which ends with its line."""
+    """Returns a LaTeX comment; the text is on one line."""
     return f"% {printable(text)}"

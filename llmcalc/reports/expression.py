@@ -1,5 +1,4 @@
-"""How a formula is written: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX, with letters or
-with numbers.
+"""Writes formulas, with letters or numbers: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX.
 
 Products and sums stand in the order papers write them: the number, the depth, then h; terms of the highest degree
 first.
@@ -21,14 +20,19 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Style:
-    """values: what is written in place of a symbol. grouped: for results: thousands with commas, constants first."""
+    """How a formula is written.
+
+    latex: whether it is LaTeX.
+    values: symbol → number that is written in its place.
+    grouped: whether thousands have commas and constants come first, as in results.
+    """
 
     latex: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
     grouped: bool = False
 
     def number(self, value: Fraction) -> str:
-        """All digits of a whole number; a decimal where it ends soon, else a fraction."""
+        """Writes all digits of a whole number; else a decimal of at most four digits, or a fraction."""
         if value.denominator == 1:
             text = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
@@ -56,11 +60,11 @@ LATEX_TEXT = {
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
 }
-"""What LaTeX gives a meaning in text → the same as text."""
+"""Special character of LaTeX → its escape."""
 
 
 def latex_text(text: str) -> str:
-    """A name as LaTeX prints it: no command in it runs."""
+    """Escapes a name for LaTeX, so that no command in it runs."""
     return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
 
 
@@ -69,15 +73,15 @@ LATEX = Style(latex=True)
 
 
 def decimal(value: Fraction) -> str:
-    """`3.5`, `12.0625`; nothing where four decimals do not hold it."""
+    """Writes `3.5` or `12.0625`; empty if the value has more than four decimals."""
     text = f"{float(value):.4f}".rstrip("0").rstrip(".")
     return text if Fraction(text) == value else ""
 
 
 def write(expression: Any, style: Style = PLAIN) -> str:
-    """A SymPy expression of sums, products, whole powers, minima and floors as text.
+    """Writes a SymPy expression of sums, products, integer powers, minima and floors.
 
-    Raises `ArithmeticError` for anything else: a formula is never written wrongly.
+    Raises `ArithmeticError` for other expressions.
     """
     import sympy
 
@@ -93,7 +97,7 @@ def write(expression: Any, style: Style = PLAIN) -> str:
         return _bracketed(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
-        inner = ", ".join(write(a, style) for a in sorted(expression.args, key=_rank))
+        inner = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
         return rf"\{name}({inner})" if style.latex else f"{name}({inner})"
     if isinstance(expression, sympy.floor):
         return _bracketed(expression.args[0], style, "⌊⌋", "floor")
@@ -101,11 +105,11 @@ def write(expression: Any, style: Style = PLAIN) -> str:
 
 
 def terms(expression: Any, style: Style = PLAIN) -> list[str]:
-    """The terms of a sum, each after the first with its sign before it."""
+    """Returns the terms of a sum; each after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
-    ordered = sorted(expression.args, key=_degree if constants_first else _rank)
+    ordered = sorted(expression.args, key=_degree if constants_first else _term_order)
     texts: list[str] = []
     for i, term in enumerate(ordered):
         negative = term.could_extract_minus_sign()
@@ -124,7 +128,7 @@ def _product(expression: Any, style: Style) -> str:
     above: list[str] = []
     below: list[str] = []
     for base, exponent in sorted(
-        (f.as_base_exp() for f in rest.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _rank_of_factor(p[0]))
+        (f.as_base_exp() for f in rest.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _factor_order(p[0]))
     ):
         (above if exponent > 0 else below).append(_power(base, abs(int(exponent)), style))
     number = Fraction(int(coefficient.p), int(coefficient.q))
@@ -161,7 +165,7 @@ def _bracketed(inner: Any, style: Style, marks: str, name: str) -> str:
 
 
 def _as_ceiling(expression: Any) -> Any:
-    """x where the expression is −⌊−x⌋, which is how a division is rounded up."""
+    """Returns x if the expression is −⌊−x⌋, which is ⌈x⌉; else None."""
     import sympy
 
     if (
@@ -182,13 +186,13 @@ def _letter_rank(order: str) -> Callable[[str], tuple[int, str]]:
     return lambda name: (order.find(name[0]) if name[0] in order else len(order), name)
 
 
-def _rank_of_factor(base: Any) -> tuple[int, tuple[int, str]]:
-    """Symbols in the order of papers, then brackets."""
+def _factor_order(base: Any) -> tuple[int, tuple[int, str]]:
+    """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
     return (0, _letter_rank(PRODUCT_ORDER)(base.name)) if base.is_Symbol else (1, (0, str(base)))
 
 
 def _degree(expression: Any) -> Any:
-    """Of a product the sum of its exponents, of a sum the largest of its terms'."""
+    """Returns the degree: for a product the sum of exponents, for a sum the largest degree of a term."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add:
@@ -200,9 +204,10 @@ def _degree(expression: Any) -> Any:
     return max((_degree(a) for a in expression.args), default=0)
 
 
-def _rank(term: Any) -> tuple[Any, ...]:
-    """The highest degree first; among equals V before L before h, and what grows with S last;
-    what is subtracted after what is added.
+def _term_order(term: Any) -> tuple[Any, ...]:
+    """Returns the sort key of a term.
+
+    Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
     rank = _letter_rank(SUM_ORDER)
     letters: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""`llmcalc fit`: whether a run fits on an accelerator, how much of it would, and what would make it fit."""
+"""`llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -35,71 +35,74 @@ CHANGE_COLUMNS = (
 VERDICTS = {"fits": "it fits", "tight": "it fits tightly", "no": "it does not fit"}
 
 
-def report(preset: Preset, found: Fitting) -> Report:
-    """The answer as data and as two tables: the largest numbers, and the changes."""
-    use, hardware = found.memory.states, found.fit.hardware
+def report(preset: Preset, fitting: Fitting) -> Report:
+    """Returns the answer as data and as two tables: the largest numbers, and the changes."""
+    memory_use, hardware = fitting.memory.states, fitting.fit.hardware
     rows = [
-        Row([_sequences(found), found.batch, use.workload.batch]),
-        Row(["tokens of each sequence (--seq)", found.seq, use.workload.seq]),
+        Row([_sequences(fitting), fitting.batch, memory_use.workload.batch]),
+        Row(["tokens of each sequence (--seq)", fitting.seq, memory_use.workload.seq]),
     ]
-    screen = _Screen(f"{VERDICTS[found.fit.verdict]} on {hardware.title}", run_text(use), rows, _notes(found))
-    return screen.report(preset, found.memory, found.fit, found.changes, _data(preset, found), CHANGES_NOTE)
+    screen = _Screen(
+        f"{VERDICTS[fitting.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _notes(fitting)
+    )
+    return screen.report(preset, fitting.memory, fitting.fit, fitting.changes, _data(preset, fitting), CHANGES_NOTE)
 
 
-def devices_report(preset: Preset, found: DeviceFitting) -> Report:
-    """The answer for many devices: the best layout, the fewest devices, the largest numbers and the changes."""
-    planned, fit, best, use = found.planned, found.fit, found.best, found.memory.states
-    rows = [Row(["fewest devices (--devices)", found.needed, planned.devices])]
+def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:
+    """Returns the answer for many devices: best layout, fewest devices, largest numbers and changes."""
+    planned, fit, best, memory_use = fitting.planned, fitting.fit, fitting.best, fitting.memory.states
+    rows = [Row(["fewest devices (--devices)", fitting.needed, planned.devices])]
     if fit.verdict != "no":
         rows += [
-            Row(["sequences of a micro-batch (--batch)", found.batch, use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", found.seq, use.workload.seq]),
+            Row(["sequences of a micro-batch (--batch)", fitting.batch, memory_use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", fitting.seq, memory_use.workload.seq]),
         ]
     name = planned.framework.title
     notes = [
-        f"kernels and buffers of {name}; the layout with the best place of {planned.plan.tried:,} (llmcalc plan)",
-        "fewest: of this number, its halves and its doubles; the largest of each with this layout, the others as given",
+        f"kernels and buffers of {name}; first of the {plural(planned.plan.tried, 'layout')} that plan ranks",
+        f"fewest: halves and doubles of {planned.devices:,} devices were tried; each maximum changes one number",
     ]
     data = {
         "model": model_data(preset),
-        "workload": workload_data(found.memory),
-        "execution": execution_data(found.memory, attention_of(found.memory, planned.framework)),
+        "workload": workload_data(fitting.memory),
+        "execution": execution_data(fitting.memory, attention_of(fitting.memory, planned.framework)),
         "hardware": fit.hardware.name,
         "devices": planned.devices,
         "framework": planned.framework.name,
         "layout": best.layout.data(),
         **_fit_data(fit),
-        "needed_devices": found.needed,
-        "needed_layout": None if found.fewest is None else found.fewest.layout.data(),
-        "largest": {"batch": found.batch, "seq": found.seq, "users": None},
-        "changes": _changes_data(found.changes),
+        "needed_devices": fitting.needed,
+        "needed_layout": None if fitting.fewest is None else fitting.fewest.layout.data(),
+        "largest": {"batch": fitting.batch, "seq": fitting.seq, "users": None},
+        "changes": _changes_data(fitting.changes),
     }
     screen = _Screen(
         f"{VERDICTS[fit.verdict]} on {plural(planned.devices, fit.hardware.title)}",
-        f"{run_text(use)}, {plural(planned.global_batch, 'sequence')} a step, {layout_text(best.layout)}",
+        f"{run_text(memory_use)}, {plural(planned.global_batch, 'sequence')} a step, {layout_text(best.layout)}",
         rows,
         notes,
     )
-    return screen.report(preset, found.memory, fit, found.changes, data)
+    return screen.report(preset, fitting.memory, fit, fitting.changes, data)
 
 
-def serving_report(preset: Preset, found: ServingFitting) -> Report:
-    """The answer for passes on many devices: the best layout, all that were tried, the largest numbers, the changes."""
-    one, best, worst = found.one, found.best, found.fitting
-    use, fit, devices = one.states, found.best.fit, found.best.layout.world
-    rows = [Row(["fewest devices of a replica", found.needed, best.layout.tp * best.layout.pp])]
+def serving_report(preset: Preset, serving: ServingFitting) -> Report:
+    """Returns the answer for inference on many devices: best layout, all layouts, largest numbers and changes."""
+    memory, best, worst = serving.memory, serving.best, serving.fitting
+    memory_use, fit, devices = memory.states, serving.best.fit, serving.best.layout.world
+    rows = [Row(["fewest devices of a replica", serving.needed, best.layout.tp * best.layout.pp])]
     if fit.verdict != "no":
         rows += [
-            Row(["users of each replica (--users)", worst.batch, use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", worst.seq, use.workload.seq]),
+            Row(["users of each replica (--users)", worst.batch, memory_use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", worst.seq, memory_use.workload.seq]),
         ]
     notes = [
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
-        "the largest of each with this layout, the others as given",
+        "each maximum changes one number of the run, with this layout",
     ]
     columns = (Column("layout", "layout", justify="left"), *CHANGE_COLUMNS[1:])
     tried = [
-        Row([layout_cell(each.layout), each.fit.needed, each.fit.share, verdict_of(each.fit)]) for each in found.tried
+        Row([layout_cell(replica.layout), replica.fit.needed, replica.fit.share, verdict_of(replica.fit)])
+        for replica in serving.tried
     ]
     data = {
         **_data(preset, worst),
@@ -107,30 +110,31 @@ def serving_report(preset: Preset, found: ServingFitting) -> Report:
         "framework": "torch",
         "layout": best.layout.data(),
         "rank": best.rank,
-        "needed_devices": found.needed,
-        "needed_layout": None if found.fewest is None else found.fewest.data(),
+        "needed_devices": serving.needed,
+        "needed_layout": None if serving.fewest is None else serving.fewest.data(),
         "layouts": [
-            {"layout": each.layout.data(), "device_bytes": each.fit.needed, "verdict": each.fit.verdict}
-            for each in found.tried
+            {"layout": replica.layout.data(), "device_bytes": replica.fit.needed, "verdict": replica.fit.verdict}
+            for replica in serving.tried
         ],
     }
     screen = _Screen(
         f"{VERDICTS[fit.verdict]} on {plural(devices, fit.hardware.title)}",
-        f"{run_text(use)} on each replica, {layout_text(best.layout)}, rank {best.rank}",
+        f"{run_text(memory_use)} on each replica, {layout_text(best.layout)}, rank {best.rank}",
         rows,
         notes,
         [Table("Layouts", columns, tried, name="layouts")],
     )
-    return screen.report(preset, one, fit, worst.changes, data, CHANGES_NOTE)
+    return screen.report(preset, memory, fit, worst.changes, data, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
 class _Screen(NamedTuple):
-    """What the answers of one device and of many have in common.
+    """The common part of the answers for one device and for many.
 
-    answer, aside, notes: of the first table. rows: its numbers. more: tables after it.
+    answer, aside, rows, notes: those of the first table.
+    more: tables after the first; default none.
     """
 
     answer: str
@@ -140,10 +144,18 @@ class _Screen(NamedTuple):
     more: Sequence[Table] = ()
 
     def report(
-        self, preset: Preset, one: Memory, fit: Fit, changes: Sequence[Change], data: dict[str, Any], remark: str = ""
+        self,
+        preset: Preset,
+        memory: Memory,
+        fit: Fit,
+        changes: Sequence[Change],
+        data: dict[str, Any],
+        remark: str = "",
     ) -> Report:
-        """The answer. remark: a note about the changes."""
-        warnings = too_long(one.spec, one.states.workload) + list(() if fit.hardware.sources else fit.hardware.notes)
+        """Returns the answer. remark: a note below the changes; default none."""
+        warnings = too_long(memory.spec, memory.states.workload) + list(
+            () if fit.hardware.sources else fit.hardware.notes
+        )
         aside = (
             f"{self.aside}: {units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
             f"({units.percent(fit.share)})"
@@ -159,20 +171,20 @@ class _Screen(NamedTuple):
         return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
 
 
-def _sequences(found: Fitting) -> str:
-    return "sequences at once (--batch)" if found.memory.states.phase == "training" else "users at once (--users)"
+def _sequences(fitting: Fitting) -> str:
+    return "sequences at once (--batch)" if fitting.memory.states.phase == "training" else "users at once (--users)"
 
 
-def _notes(found: Fitting) -> list[str]:
-    """What the numbers are under."""
-    fit, use = found.fit, found.memory.states
-    nominal = "; of the nominal memory: its usable share is not known" if fit.nominal else ""
+def _notes(fitting: Fitting) -> list[str]:
+    """Returns notes about how the numbers were found."""
+    fit, memory_use = fitting.fit, fitting.memory.states
+    nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [
-        "each of the largest numbers with the others as given",
+        "each maximum changes one number of the run",
         f"tight: more than {units.percent(TIGHT, 0)} of the capacity{nominal}",
     ]
-    context = use.full_context
-    if context is not None and found.seq > context:
+    context = memory_use.full_context
+    if context is not None and fitting.seq > context:
         notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")
     return notes
 
@@ -193,20 +205,20 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
     ]
 
 
-def _data(preset: Preset, found: Fitting) -> dict[str, Any]:
-    """Bytes as exact integers."""
-    fit, training = found.fit, found.memory.settings.phase == "training"
+def _data(preset: Preset, fitting: Fitting) -> dict[str, Any]:
+    """Returns the document; bytes are exact integers."""
+    fit, training = fitting.fit, fitting.memory.settings.phase == "training"
     return {
         "model": model_data(preset),
-        "workload": workload_data(found.memory),
-        "execution": execution_data(found.memory),
+        "workload": workload_data(fitting.memory),
+        "execution": execution_data(fitting.memory),
         "hardware": fit.hardware.name,
         **_fit_data(fit),
         "largest": {
-            "batch": found.batch if training else None,
-            "seq": found.seq,
-            "users": None if training else found.batch,
+            "batch": fitting.batch if training else None,
+            "seq": fitting.seq,
+            "users": None if training else fitting.batch,
         },
-        "changes": _changes_data(found.changes),
-        "memory": device_data(found.memory.device),
+        "changes": _changes_data(fitting.changes),
+        "memory": device_data(fitting.memory.device),
     }

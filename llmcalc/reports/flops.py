@@ -1,4 +1,4 @@
-"""`llmcalc flops`: where the FLOPs of one pass are."""
+"""`llmcalc flops`: the FLOPs of one pass, by component."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..sources.preset import Preset
 from ..studies.rules import Rule
 from ..workload.recompute import Recompute
 from . import bars, conventions, palette
-from .answer import OF_A_MODEL, Answer
+from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
@@ -46,9 +46,10 @@ OTHER = {"full": "causal", "causal": "full"}
 
 
 def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: RankShare | None = None) -> Report:
-    """The answer as data and as a table; where rules of thumb were asked for, their table comes first.
+    """Returns the answer as data and as a table.
 
-    share: of which rank it is; by default of the whole model.
+    rules: rules of thumb, whose table comes first; default none.
+    share: the rank that is counted; default the whole model.
     """
     warnings = too_long(count.spec, count.workload)
     notes = warnings + said(share_notes(share, *_rank_notes(share))) + _notes(count)
@@ -85,12 +86,12 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: 
 
 
 def _without_towers(tree: Node) -> Node:
-    """The tree of what has FLOPs that are counted: a 0 would be taken for a count."""
+    """Returns the tree without the parts whose FLOPs are not counted; a 0 would look like a count."""
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
 def _rank_notes(share: RankShare | None) -> list[str]:
-    """What a rank computes, of which tokens."""
+    """Returns notes about the tokens and the experts of a rank."""
     if share is None:
         return []
     layout = share.layout
@@ -102,12 +103,12 @@ def _rank_notes(share: RankShare | None) -> list[str]:
 
 
 def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankShare | None) -> Table:
-    total, tokens, w = count.total, count.tokens, count.workload
-    whole, each = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
+    total, tokens, workload = count.total, count.tokens, count.workload
+    scale, per_token = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
-        Column("flops_per_token", f"{each.name} per token", each.write),
-        Column("flops", whole.name, whole.write),
+        Column("flops_per_token", f"{per_token.name} per token", per_token.write),
+        Column("flops", scale.name, scale.write),
         Column("share", "share", units.percent),
         Column("bar", "", bars.share, justify="left", bar=True),
     )
@@ -123,7 +124,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankSh
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
     rows.append(row(f"total, {count.pairs} pairs", total, strong=True))
-    if w.phase == "training":
+    if workload.phase == "training":
         rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
         if count.recomputed:
             rows.append(row("recomputation", count.recomputed, 1))
@@ -134,30 +135,32 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankSh
 
 
 def headline(count: FlopCount) -> str:
-    """`forward pass of 2,048 tokens, full pairs`, `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
-    w = count.workload
+    """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
+    workload = count.workload
     form = "" if count.mla is None else f", MLA {count.mla}"
-    return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {count.pairs} pairs{form}"
+    return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{form}"
 
 
 def _notes(count: FlopCount) -> list[str]:
-    w = count.workload
+    workload = count.workload
     experts = identity_experts(count.tree)
     uncounted = "".join(f"; also not counted, as it is element by element: {part}" for part in _uncounted(count.spec))
     notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
-    if w.phase == "decode":
+    if workload.phase == "decode":
         notes.append(
-            f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where "
-            "that alone is given)"
+            f"decode: one new token of each sequence after {workload.context:,} in its cache (--context, or --seq "
+            "where that alone is given)"
         )
         notes += _decoding_notes(count)
-    elif w.phase == "prefill":
-        before = f"after {plural(w.context, 'token')} of each sequence in its cache; " if w.context else ""
+    elif workload.phase == "prefill":
+        before = (
+            f"after {plural(workload.context, 'token')} of each sequence in its cache; " if workload.context else ""
+        )
         notes.append(f"prefill: {before}logits at the last position only")
     elif "lm_head" in count.by_component:
         notes.append("logits at every position")
-    if w.phase == "training":
+    if workload.phase == "training":
         notes += _training_notes(count)
     if count.spec.kind == "encoder-decoder":
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
@@ -172,17 +175,17 @@ def _notes(count: FlopCount) -> list[str]:
 
 
 def _latent_notes(count: FlopCount) -> list[str]:
-    """The form in which latent attention runs, what that means for tokens in the cache, and which option changes it."""
+    """Returns the form in which latent attention runs, and the option for the other form."""
     if count.mla is None:
         return []
     cached = count.mla == "expanded" and count.workload.context
-    again = ", those of earlier tokens too, since only latents are cached" if cached else ""
+    from_cache = ", those of earlier tokens too, since only latents are cached" if cached else ""
     other = "absorbed" if count.mla == "expanded" else "expanded"
-    return [f"{MLA[count.mla]}{again} (--mla {other}: the other form)"]
+    return [f"{MLA[count.mla]}{from_cache} (--mla {other}: the other form)"]
 
 
 def _decoding_notes(count: FlopCount) -> list[str]:
-    """Where decoding runs something else than a pass over all tokens does for each of them."""
+    """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [place.node.op for place in count.tree.walk()]
     convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
@@ -194,7 +197,7 @@ def _decoding_notes(count: FlopCount) -> list[str]:
 
 
 def _uncounted(spec: ModelSpec) -> list[str]:
-    """What the recurrences of a model compute that is no matrix product."""
+    """Returns the operations of recurrences that are not matrix products."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
@@ -210,7 +213,7 @@ def _training_notes(count: FlopCount) -> list[str]:
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
-        notes.append(_again(count.run_config.execution.recompute))
+        notes.append(_recompute_note(count.run_config.execution.recompute))
         saved = count.skipped_by_early_stop
         if count.run_config.execution.recompute.kept:
             return notes
@@ -227,20 +230,24 @@ def _training_notes(count: FlopCount) -> list[str]:
     return notes
 
 
-def _again(how: Recompute) -> str:
-    """What runs a second time."""
-    if how.core:
+def _recompute_note(recompute: Recompute) -> str:
+    """Writes what is recomputed in the backward pass."""
+    if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
-    if how.nodes:
-        return f"recomputation: {', '.join(sorted(how.nodes))} of every layer once more"
-    if how.kept:
+    if recompute.nodes:
+        return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
+    if recompute.kept:
         return "recomputation: convolutions once more; matrix products and attention are kept"
-    which = "every layer's forward" if how.every == 1 else f"the forward of layers 0, {how.every}, {2 * how.every}, …"
+    which = (
+        "every layer's forward"
+        if recompute.every == 1
+        else f"the forward of layers 0, {recompute.every}, {2 * recompute.every}, …"
+    )
     return f"recomputation: {which} once more, as torch's reentrant checkpointing runs it"
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Of a node in the JSON tree: FLOPs of the workload under its pairs, recomputation not included."""
+    """Returns a function that gives the FLOPs of a node in the JSON tree, without recomputation."""
     return lambda place: figures_of("flops", place, step_of, include)
 
 
@@ -248,11 +255,12 @@ def _figures(include: frozenset[str]) -> Figures:
 class Flops(Answer, FlopCount):
     """FLOPs of one pass of a model.
 
-    preset: the model as it was asked for. share: of which rank; None for the whole model.
-    rules: rules of thumb to compare with.
+    preset: the model.
+    share: the rank that is counted; None (default) for the whole model.
+    rules: rules of thumb to compare with; default none.
     """
 
-    preset: Preset = OF_A_MODEL
+    preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
     rules: Sequence[Rule] = ()
 

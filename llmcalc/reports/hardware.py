@@ -1,4 +1,4 @@
-"""`llmcalc hardware`: what is known of each accelerator, and where it is from."""
+"""`llmcalc hardware`: the figures of accelerators, with their sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
 from .document import Column, Report, Row, Table, said
-from .notes import also_called
+from .notes import aliases_note
 from .sourcing import source_data, source_notes
 
 
@@ -41,21 +41,21 @@ DETAIL_COLUMNS = (
 
 
 def report(chosen: Sequence[Hardware], details: bool) -> Report:
-    """The answer as data and as tables: one row per accelerator, or one table each with everything that is known."""
-    data = {"hardware": [hardware_data(one) for one in chosen]}
-    return Report(data, [_detailed(one) for one in chosen] if details else [_listed(chosen)])
+    """Returns the answer as data and as tables: one row per accelerator, or with `details` one table each."""
+    data = {"hardware": [hardware_data(hardware) for hardware in chosen]}
+    return Report(data, [_detail_table(hardware) for hardware in chosen] if details else [_list_table(chosen)])
 
 
-def _listed(chosen: Sequence[Hardware]) -> Table:
+def _list_table(chosen: Sequence[Hardware]) -> Table:
     rows = []
-    for one in chosen:
-        link = one.interconnect.bandwidth_per_direction if one.interconnect is not None else None
+    for hardware in chosen:
+        link = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
         cells = [
-            one.name,
-            one.memory_bytes,
-            one.memory_bandwidth,
-            one.peak_flops.get("bfloat16"),
-            one.peak_flops.get("float8"),
+            hardware.name,
+            hardware.memory_bytes,
+            hardware.memory_bandwidth,
+            hardware.peak_flops.get("bfloat16"),
+            hardware.peak_flops.get("float8"),
             link,
         ]
         rows.append(Row(cells))
@@ -68,26 +68,26 @@ def _listed(chosen: Sequence[Hardware]) -> Table:
     return Table("Accelerators", LIST_COLUMNS, rows, notes=notes)
 
 
-def _detailed(one: Hardware) -> Table:
-    nic = f"NIC: {one.nic.name}, one accelerator's share" if one.nic is not None else ""
-    sources = source_notes(one.sources, isinstance(one, ListedHardware))
-    notes = [*one.notes, nic, _sizes(one), also_called(one.aliases), *sources]
-    if one.peak_flops and one.memory_bandwidth is not None:
+def _detail_table(hardware: Hardware) -> Table:
+    nic = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
+    sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
+    notes = [*hardware.notes, nic, _sizes(hardware), aliases_note(hardware.aliases), *sources]
+    if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,
             "peaks are dense; FLOPs/byte: an operation with more of them per byte of memory traffic is limited by the "
             "peak, one with fewer by the memory bandwidth",
         )
-    elif one.peak_flops:
+    elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
-    announced = f"announced {one.released}" if one.released else ""
-    aside = ", ".join(text for text in (one.vendor, announced) if text)
-    return Table(one.title, DETAIL_COLUMNS, _detail_rows(one), aside, said(notes), target=one.name)
+    announced = f"announced {hardware.released}" if hardware.released else ""
+    aside = ", ".join(text for text in (hardware.vendor, announced) if text)
+    return Table(hardware.title, DETAIL_COLUMNS, _detail_rows(hardware), aside, said(notes), target=hardware.name)
 
 
-def _detail_rows(one: Hardware) -> list[Row]:
-    """Every figure that is known, a row each."""
-    rows = [Row(["memory", units.memory(one.memory_bytes), one.memory_bytes, "B", None])]
+def _detail_rows(hardware: Hardware) -> list[Row]:
+    """Returns one row per known figure."""
+    rows = [Row(["memory", units.memory(hardware.memory_bytes), hardware.memory_bytes, "B", None])]
 
     def add(quantity: str, value: int | None, text: str, unit: str) -> None:
         if value is not None:
@@ -96,58 +96,58 @@ def _detail_rows(one: Hardware) -> list[Row]:
     def add_rate(quantity: str, value: int | None) -> None:
         add(quantity, value, _rate(value or 0), "B/s")
 
-    add("usable memory", one.usable_memory_bytes, units.memory(one.usable_memory_bytes or 0), "B")
-    add_rate("memory bandwidth", one.memory_bandwidth)
-    link, nic, parts = one.interconnect, one.nic, one.compute_units
+    add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
+    add_rate("memory bandwidth", hardware.memory_bandwidth)
+    link, nic, parts = hardware.interconnect, hardware.nic, hardware.compute_units
     if link is not None:
         add_rate(f"{link.name}, each way", link.bandwidth_per_direction)
         add("scale-up domain", link.domain_size, f"{link.domain_size} devices", "")
     if nic is not None:
         add_rate("NIC, each way", nic.bandwidth_per_direction)
-    add("TDP", one.tdp_watts, f"{one.tdp_watts} W", "W")
+    add("TDP", hardware.tdp_watts, f"{hardware.tdp_watts} W", "W")
     if parts is not None:
         add("compute units", parts.count, f"{parts.count} {parts.name}s", "")
-    if one.compute_capability is not None:
-        rows.append(Row(["compute capability", one.compute_capability, None, "", None]))
-    clock = one.boost_clock_hz
+    if hardware.compute_capability is not None:
+        rows.append(Row(["compute capability", hardware.compute_capability, None, "", None]))
+    clock = hardware.boost_clock_hz
     add("boost clock", clock, units.amount(clock or 0, "Hz"), "Hz")
     for dtype in PEAK_DTYPES:
-        if dtype in one.peak_flops:
-            peak = one.peak_flops[dtype]
+        if dtype in hardware.peak_flops:
+            peak = hardware.peak_flops[dtype]
             unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            ridge = None if one.memory_bandwidth is None else one.ridge(dtype)
+            ridge = None if hardware.memory_bandwidth is None else hardware.ridge(dtype)
             rows.append(Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, ridge]))
     return rows
 
 
-def _sizes(one: Hardware) -> str:
-    """The memory sizes that a chip is sold with, under the names that stand for them."""
-    if not one.configurations:
+def _sizes(hardware: Hardware) -> str:
+    """Writes the names of a chip's memory sizes; empty if there is only one."""
+    if not hardware.configurations:
         return ""
-    names = [f"{one.name}-{size.memory_bytes // 2**30}gb" for size in one.configurations]
+    names = [f"{hardware.name}-{size.memory_bytes // 2**30}gb" for size in hardware.configurations]
     return f"these are the figures of the largest memory size; all of them: {', '.join(names)}"
 
 
-def hardware_data(one: Hardware) -> dict[str, Any]:
-    """An accelerator as plain data: bytes, bytes/s, FLOP/s, Hz, watts; null where nothing is known."""
-    link = one.interconnect
+def hardware_data(hardware: Hardware) -> dict[str, Any]:
+    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null for unknown figures."""
+    link = hardware.interconnect
     return {
-        "name": one.name,
-        "title": one.title,
-        "vendor": one.vendor,
-        "released": one.released,
-        "aliases": list(one.aliases),
-        "memory_bytes": one.memory_bytes,
-        "usable_memory_bytes": one.usable_memory_bytes,
-        "memory_bandwidth": one.memory_bandwidth,
+        "name": hardware.name,
+        "title": hardware.title,
+        "vendor": hardware.vendor,
+        "released": hardware.released,
+        "aliases": list(hardware.aliases),
+        "memory_bytes": hardware.memory_bytes,
+        "usable_memory_bytes": hardware.usable_memory_bytes,
+        "memory_bandwidth": hardware.memory_bandwidth,
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
-        "nic": one.nic and one.nic.model_dump(),
-        "compute_units": one.compute_units and one.compute_units.model_dump(),
-        "compute_capability": one.compute_capability,
-        "boost_clock_hz": one.boost_clock_hz,
-        "peak_flops": {d: one.peak_flops[d] for d in PEAK_DTYPES if d in one.peak_flops},
-        "tdp_watts": one.tdp_watts,
-        "configurations": [size.model_dump() for size in one.configurations],
-        "sources": source_data(one.sources),
-        "notes": list(one.notes),
+        "nic": hardware.nic and hardware.nic.model_dump(),
+        "compute_units": hardware.compute_units and hardware.compute_units.model_dump(),
+        "compute_capability": hardware.compute_capability,
+        "boost_clock_hz": hardware.boost_clock_hz,
+        "peak_flops": {d: hardware.peak_flops[d] for d in PEAK_DTYPES if d in hardware.peak_flops},
+        "tdp_watts": hardware.tdp_watts,
+        "configurations": [size.model_dump() for size in hardware.configurations],
+        "sources": source_data(hardware.sources),
+        "notes": list(hardware.notes),
     }

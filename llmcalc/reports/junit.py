@@ -1,4 +1,4 @@
-"""JUnit XML, which continuous-integration systems read: a suite a model, a test case a quantity of a node."""
+"""JUnit XML for continuous integration: a suite per model, a test case per quantity of a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..witnesses.checks import Verdict
 
 
 def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
-    """The whole document as text."""
+    """Returns the XML document of `llmcalc verify`."""
     root = ET.Element("testsuites", name="llmcalc verify")
     for verdict in verdicts:
         suite = ET.SubElement(
@@ -35,7 +35,7 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
 
 
 def xml_text(root: ET.Element) -> str:
-    """The document as text, indented. XML has no control characters, not even escaped: texts are made printable."""
+    """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
     for element in root.iter():
         element.attrib = {name: printable(value) for name, value in element.attrib.items()}
         element.text = element.text and printable(element.text)

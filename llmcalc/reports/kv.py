@@ -1,4 +1,4 @@
-"""`llmcalc kv`: what is kept between tokens, and what it would be otherwise."""
+"""`llmcalc kv`: the size of the KV cache, and its size with other attention or another format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..costs.cache_formats import cache_format
 from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
-from .answer import OF_A_MODEL, Answer
+from .answer import MODEL_FIELD, Answer
 from .document import Column, Report, Row, Table, said
 from .notes import binary, tokens_of, too_long, warned
 from .share import share_data, share_notes, with_rank
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
-"""What-ifs are shown in these, and in the asked one before them where it is another."""
+"""Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
 def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> Report:
-    """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth.
+    """Returns the answer as data and as three tables in one unit: by kind of layer, what-ifs, growth.
 
-    share: of which rank it is; by default of the whole model.
+    share: the rank that is counted; default the whole model.
     """
-    w, what_if = cache.workload, cache.what_if
-    warnings = too_long(cache.spec, w)
+    workload, what_if = cache.workload, cache.what_if
+    warnings = too_long(cache.spec, workload)
     notes = warnings + said(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
-    source = w.source if cache.spec.source_tokens is None else cache.spec.source_tokens
-    own = (
-        {"batch": w.batch, "seq": w.seq}
+    source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    workload_values = (
+        {"batch": workload.batch, "seq": workload.seq}
         | ({"source": source} if cache.spec.kind == "encoder-decoder" else {})
         | {"dtype": cache.dtype}
     )
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
-        "workload": own,
+        "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
             "bytes_per_token": cache.bytes_per_token,
             "growth_per_token": cache.growth_per_token,
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
-            "layers": [asdict(held) for held in cache.held],
+            "layers": [asdict(group) for group in cache.groups],
             "by_dtype": {name: cache.bytes_in(name) for name in _dtypes(cache)},
             "what_if": {
-                found.what.key: {
-                    "bytes": found.cache.bytes,
-                    "ratio": found.ratio,
-                    "by_dtype": {name: found.cache.bytes_in(name) for name in _dtypes(cache)},
+                alternative.what.key: {
+                    "bytes": alternative.cache.bytes,
+                    "ratio": alternative.ratio,
+                    "by_dtype": {name: alternative.cache.bytes_in(name) for name in _dtypes(cache)},
                 }
-                for found in what_if
+                for alternative in what_if
             },
             "growth": [{"seq": tokens, "bytes": size} for tokens, size in cache.growth.items()],
         },
@@ -76,7 +76,7 @@ def _dtypes(cache: CacheSize) -> list[str]:
 
 
 def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
-    """What the ranks of a tensor group cache together, where some of them cache the same."""
+    """Returns notes about replicas, and about cached bytes that the ranks of a tensor group duplicate."""
     if share is None:
         return []
     whole = bits_to_bytes(share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload)))
@@ -97,8 +97,8 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         Column("share", "share", units.percent),
     )
     rows = [
-        Row([held.kind, held.layers, held.tokens, held.width, held.bytes, held.bytes / cache.bytes])
-        for held in cache.held
+        Row([group.kind, group.layers, group.tokens, group.width, group.bytes, group.bytes / cache.bytes])
+        for group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
     aside = with_rank(headline(cache), share)
@@ -106,19 +106,19 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
 
 
 def headline(cache: CacheSize) -> str:
-    """`KV cache of 8,192 tokens in bf16, 128.00 KiB a token`."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
     grows = cache.growth_per_token
-    each = f"{units.memory(cache.bytes_per_token)} per token" + (
+    per_token = f"{units.memory(cache.bytes_per_token)} per token" + (
         "" if grows == cache.bytes_per_token else f" until a window fills, {units.memory(grows)} after"
     )
-    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {each}"
+    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token}"
 
 
 def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
     dtypes = _dtypes(cache)
     rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache),
-        *((f.what.title, f.ratio, f.cache) for f in what_if),
+        *((what_if_case.what.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
     ]
     columns = [
         Column("what_if", "what if", justify="left"),
@@ -129,8 +129,8 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
         ),
     ]
     filled = [
-        Row([title, ratio, *(one.bytes_in(name) for name in dtypes)], strong=not i)
-        for i, (title, ratio, one) in enumerate(rows)
+        Row([title, ratio, *(alternative.bytes_in(name) for name in dtypes)], strong=not i)
+        for i, (title, ratio, alternative) in enumerate(rows)
     ]
     return Table("", columns, filled, name="what-if")
 
@@ -173,9 +173,9 @@ def _notes(cache: CacheSize) -> list[str]:
 
 @dataclass(frozen=True, repr=False)
 class Cache(Answer, CacheSize):
-    """The cache of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
+    """The cache of a model. preset: the model. share: the rank that is counted; None for the whole model."""
 
-    preset: Preset = OF_A_MODEL
+    preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:

@@ -1,4 +1,4 @@
-"""`llmcalc params --measure`: what a class of transformers holds, labelled as measured."""
+"""`llmcalc params --measure`: the parameters of a class of transformers, measured."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMNS = (
 )
 
 
-def report(name: str, cls: str, tree: Measured) -> Report:
-    """The answer as data and as a table."""
+def report(name: str, class_name: str, tree: Measured) -> Report:
+    """Returns the answer as data and as a table."""
     total = tree.params
     data = {
-        "model": {"name": name, "kind": "measured", "class": cls},
+        "model": {"name": name, "kind": "measured", "class": class_name},
         "params": {"total": total, "by_component": {c.name: c.params * c.repeat for c in tree.children}},
         "measured": True,
         "tree": data_of(tree),
@@ -32,8 +32,8 @@ def report(name: str, cls: str, tree: Measured) -> Report:
         _add(rows, child, 1, total, 0)
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     notes = [
-        f"measured on {cls} of the installed transformers, on meta: no closed form, and nothing else is known of "
-        "this architecture"
+        f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
+        "of this architecture"
     ]
     return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]).of(
         name
@@ -41,9 +41,7 @@ def report(name: str, cls: str, tree: Measured) -> Report:
 
 
 def _short(name: str) -> str:
-    """A module's name; of a long list of places its first two and its last,
-    since `×` says how many there are and JSON which.
-    """
+    """Shortens a long list of module names to the first two and the last; JSON has all of them."""
     places = name.split(",")
     return name if len(places) <= 4 else ",".join((*places[:2], "…", places[-1]))
 
@@ -68,7 +66,7 @@ def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) ->
 
 @dataclass(frozen=True, repr=False)
 class MeasuredParams(Answer):
-    """Parameters of a class of transformers. name: of its config. cls: of the class. tree: its modules."""
+    """Parameters of a class of transformers. name: of its config. cls: name of the class. tree: its modules."""
 
     name: str
     cls: str

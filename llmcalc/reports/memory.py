@@ -1,4 +1,4 @@
-"""`llmcalc memory`: what fills a device, when, and which accelerators hold it."""
+"""`llmcalc memory`: the memory of a run by kind and over time, and the accelerators on which it fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import TIGHT, Fit
-from ..device_memory.device_memory import DeviceMemory, Point
+from ..device_memory.device_memory import DeviceMemory, Point, Term
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
 from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
@@ -30,11 +30,11 @@ COLUMNS = (
 )
 
 LONGEST_PATH = 24
-"""Characters of a module's path that a table has room for."""
+"""Largest number of characters of a module's path in a table."""
 
 
 def _shortened(path: str) -> str:
-    """A long path without the modules between its layer and its end: `layers.31.….core`."""
+    """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
     *above, last = path.split(".")
@@ -58,6 +58,9 @@ FIT_COLUMNS = (
     Column("verdict", "verdict", justify="left", verdict=True),
 )
 
+TERM_NAMES = {"free blocks": "fragmentation"}
+"""Term of a device's memory → its name in tables, where that differs."""
+
 KIND_NAMES = {
     "weights": "weights",
     "gradients": "gradients",
@@ -80,78 +83,82 @@ PHASE_NAMES = {
 """Phase of a run → its name in a sentence."""
 
 ZERO_RULE = 16
-"""Bytes a parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
+"""Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
 
 STATUS = {
     "exact": "equal to the byte to torch",
     "source": "from the source code of a library, not run",
     "estimate": "estimate",
 }
-"""Status of a term → how a note says it; a term that is untested has a warning of its own."""
+"""Verification status of a term → its text in a note; untested terms have a warning instead."""
 
 
-def report(preset: Preset, found: Memory, fits: Sequence[Fit], assumed: str = "") -> Report:
-    """The answer as data and as tables: what fills the device, when, and the accelerators.
+def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "") -> Report:
+    """Returns the answer as data and as tables: kinds of memory, phases and accelerators.
 
-    assumed: the accelerator whose runtime was taken, where none was named.
+    assumed: the accelerator whose runtime is assumed, where none was named.
     """
-    use, device = found.states, found.device
-    warnings = too_long(use.count.spec, use.workload)
+    memory_use, device = memory.states, memory.device
+    warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
-    aside = f"{run_text(use)}, {units.count(use.count.total)} parameters"
-    notes = said([*warnings, *_notes(preset, found, assumed)])
-    parts = Table(preset.display, COLUMNS, _rows(use, device), aside, notes, answer, name="parts")
+    aside = f"{run_text(memory_use)}, {units.count(memory_use.count.total)} parameters"
+    notes = said([*warnings, *_notes(preset, memory, assumed)])
+    parts = Table(preset.display, COLUMNS, _rows(memory_use, device), aside, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
-    return Report(memory_data(preset, found, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
+    return Report(memory_data(preset, memory, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
         preset.target
     )
 
 
+def term_name(term: Term) -> str:
+    """Returns the name of a term in tables."""
+    return TERM_NAMES.get(term.name, term.name)
+
+
 def fits_table(fits: Sequence[Fit], title: str) -> Table:
-    """Accelerators, and whether what a device needs fits on them."""
+    """Returns a table that says whether a run fits on each accelerator."""
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
-    note = (
-        f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall; nominal: the "
-        "usable share of the memory is not known"
+    note = f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall" + (
+        "; *: of the nominal memory, since the usable memory is not known" if any(fit.nominal for fit in fits) else ""
     )
     first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
     return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first)
 
 
 def verdict_of(fit: Fit) -> str:
-    """`fits`, `tight` or `no`, and of which memory where that is the nominal one."""
-    return f"{fit.verdict} (of the nominal memory)" if fit.nominal else fit.verdict
+    """Writes `fits`, `tight` or `no`; with `*` if the usable memory is not known and the nominal memory is compared."""
+    return f"{fit.verdict}*" if fit.nominal else fit.verdict
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def memory_data(preset: Preset, found: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
-    """Bytes as exact integers."""
-    use = found.states
+def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
+    """Returns the document; bytes are exact integers."""
+    memory_use = memory.states
     return {
         "model": model_data(preset),
-        "workload": workload_data(found),
-        "execution": execution_data(found),
+        "workload": workload_data(memory),
+        "execution": execution_data(memory),
         "memory": {
-            **device_data(found.device),
-            "total_bytes": use.total_bytes,
-            "parameters": use.count.total,
-            "trained_parameters": use.trained,
-            **use.parts,
-            **_quantized_data(use),
-            "optimizer": _optimizer_data(use.optimizer),
-            "not_counted": not_counted(use),
+            **device_data(memory.device),
+            "total_bytes": memory_use.total_bytes,
+            "parameters": memory_use.count.total,
+            "trained_parameters": memory_use.trained,
+            **memory_use.parts,
+            **_quantized_data(memory_use),
+            "optimizer": _optimizer_data(memory_use.optimizer),
+            "not_counted": not_counted(memory_use),
         },
         "fits": fits_data(fits),
     }
 
 
 def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
-    """Accelerators, and whether what a device needs fits on them."""
+    """Returns plain data that say whether a run fits on each accelerator."""
     return [
         {
             "hardware": fit.hardware.name,
@@ -166,40 +173,41 @@ def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
     ]
 
 
-def workload_data(found: Memory) -> dict[str, Any]:
-    """What is run, and in which number formats."""
-    use, settings = found.states, found.settings
+def workload_data(memory: Memory) -> dict[str, Any]:
+    """Returns the workload: phase, sizes and number formats."""
+    memory_use, settings = memory.states, memory.settings
     return {
         "phase": settings.phase,
-        "batch": use.workload.batch,
-        "seq": use.workload.seq,
-        "source": use.workload.source if found.spec.kind == "encoder-decoder" else None,
+        "batch": memory_use.workload.batch,
+        "seq": memory_use.workload.seq,
+        "source": memory_use.workload.source if memory.spec.kind == "encoder-decoder" else None,
         "num_microbatches": (settings.num_microbatches or 1) if settings.phase == "training" else None,
-        "dtype": use.dtype,
-        "kv_dtype": use.kv_dtype or None,
-        "grad_dtype": use.grad_dtype or None,
-        "precision": use.precision or None,
+        "dtype": memory_use.dtype,
+        "kv_dtype": memory_use.kv_dtype or None,
+        "grad_dtype": memory_use.grad_dtype or None,
+        "precision": memory_use.precision or None,
     }
 
 
-def execution_data(found: Memory, attention: AttentionImplementation | None = None) -> dict[str, Any]:
-    """How it is run: the choices that change the memory of the same workload.
+def execution_data(memory: Memory, attention: AttentionImplementation | None = None) -> dict[str, Any]:
+    """Returns the choices of kernels and optimizer that change the memory of a workload.
 
-    attention: which implementation runs; by default the one with which the run was replayed.
+    attention: the implementation of attention; default that of the simulated run.
     """
-    attention = found.attention if attention is None else attention
-    use, settings, training = found.states, found.settings, found.settings.phase == "training"
+    attention = memory.attention if attention is None else attention
+    memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
     choices = kernel_choices(settings, attention)
-    adapters = use.adapters
+    adapters = memory_use.adapters
     data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
         data |= {
             "cross_entropy": choices.cross_entropy,
-            "logits_dtype": choices.logits_dtype or ("float32" if choices.cross_entropy == "eager" else use.dtype),
+            "logits_dtype": choices.logits_dtype
+            or ("float32" if choices.cross_entropy == "eager" else memory_use.dtype),
             "recompute": settings.recompute or "none",
             "compile": bool(settings.compile),
-            "optimizer": None if use.optimizer is None else use.optimizer.name,
-            "optimizer_impl": optimizer_implementation(settings, use),
+            "optimizer": None if memory_use.optimizer is None else memory_use.optimizer.name,
+            "optimizer_impl": optimizer_implementation(settings, memory_use),
             "zero_grad": settings.zero_grad or "none",
             "moe": settings.moe or "dropless",
             "lora": None
@@ -207,22 +215,22 @@ def execution_data(found: Memory, attention: AttentionImplementation | None = No
             else {
                 "rank": adapters.rank,
                 "targets": sorted(adapters.targets),
-                "dtype": use.adapter_dtype,
+                "dtype": memory_use.adapter_dtype,
                 "dropout": bool(settings.lora_dropout),
                 "base": adapters.base,
             },
         }
     else:
         data |= {
-            "chunk": prompt_chunk(settings, use),
-            "kv_block": cache_block(settings, use) or None,
+            "chunk": prompt_chunk(settings, memory_use),
+            "kv_block": cache_block(settings, memory_use) or None,
             "mla": settings.mla or "auto",
         }
-    return {**data, "allocator": "expandable" if found.runtime.expandable else "segments"}
+    return {**data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
-    """What a run holds."""
+    """Returns the bytes of a device by kind, phase and module."""
     return {
         "exact_bytes": device.exact_bytes,
         "peak_bytes": device.peak_bytes,
@@ -232,7 +240,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(kinds) for phase, kinds in device.moments.items()},
-        "timeline": [{"phase": one.phase, "node": one.node, "bytes": one.bytes} for one in device.timeline],
+        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
         "terms": [
             {
                 "name": term.name,
@@ -246,11 +254,9 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
     }
 
 
-def _quantized_data(use: MemoryUse) -> dict[str, Any]:
-    """Bytes of the weights by part, and under which scheme;
-    nothing of either where they are stored as plain numbers.
-    """
-    size = use.quantized
+def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
+    """Returns the quantization scheme and the bytes of weights by part; None for weights that are not quantized."""
+    size = memory_use.quantized
     if size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
     return {
@@ -269,48 +275,50 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(use: MemoryUse, device: DeviceMemory) -> list[Row]:
-    """What stands at the peak, by kind, and what the allocator and the runtime take beside it."""
+def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
+    """Returns the kinds of memory at the peak, and the overhead of the allocator and the runtime."""
 
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
         part = size / device.device_bytes
         bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
         return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong)
 
-    formats = {"weights": use.dtype, "gradients": use.grad_dtype, "cache": use.kv_dtype}
+    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype, "cache": memory_use.kv_dtype}
     below = {"weights": _weight_rows, "optimizer": _state_rows}
     rows: list[Row] = []
     for kind, size in device.by_kind.items():
         if size:
             name, dtype = KIND_NAMES[kind], formats.get(kind, "")
-            if kind == "weights" and use.quantized is not None:
-                name, dtype = f"weights ({use.quantized.scheme.label})", ""
-            if kind == "weights" and use.adapters is not None:
+            if kind == "weights" and memory_use.quantized is not None:
+                name, dtype = f"weights ({memory_use.quantized.scheme.label})", ""
+            if kind == "weights" and memory_use.adapters is not None:
                 name, dtype = "weights and adapters", ""
-            if kind == "optimizer" and use.optimizer is not None:
-                name = f"optimizer ({use.optimizer.name})"
+            if kind == "optimizer" and memory_use.optimizer is not None:
+                name = f"optimizer ({memory_use.optimizer.name})"
             rows.append(row(name, dtype, size, kind=kind))
-            rows += below[kind](use, row) if kind in below else []
+            rows += below[kind](memory_use, row) if kind in below else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
-    rows += [row(f"{term.name} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"][-2:]
+    rows += [
+        row(f"{term_name(term)} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"
+    ][-2:]
     return [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
-def _weight_rows(use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
-    """The parts of the weights that the scheme has."""
-    size = use.quantized
+def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
+    """Returns the parts of quantized weights."""
+    size = memory_use.quantized
     if size is None:
         return []
     formats = {"unconverted": size.dtype}
     return [row(name, formats.get(name, ""), stored, 1) for name, stored in size.by_part.data().items() if stored]
 
 
-def _state_rows(use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
-    """What the optimizer keeps on the device."""
-    state = use.optimizer
+def _state_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
+    """Returns the states of the optimizer on the device."""
+    state = memory_use.optimizer
     if state is None:
         return []
-    rows = [row("master weights", "float32", use.master_weights, 1)] if use.has_master else []
+    rows = [row("master weights", "float32", memory_use.master_weights, 1)] if memory_use.has_master else []
     return rows + [
         row(name, "" if state.dtype == "uint8" else state.dtype, size, 1)
         for name, size in state.states.items()
@@ -319,12 +327,12 @@ def _state_rows(use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:
-    """One row a phase: its highest point, and its course."""
+    """Returns one row per phase: its peak, the module of the peak, and memory over time."""
     rows = []
     for phase in device.moments:
         points = [point for point in device.timeline if point.phase == phase]
         highest = max(points, key=lambda point: point.bytes)
-        values = [point.bytes for point in _in_time(points)]
+        values = [point.bytes for point in _leaf_points(points)]
         rows.append(
             Row(
                 [PHASE_NAMES[phase], highest.bytes, highest.node or "the model", bars.course(values, device.peak_bytes)]
@@ -334,8 +342,8 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     return rows
 
 
-def _in_time(points: Sequence[Point]) -> Sequence[Point]:
-    """The modules in the order in which they ran, without those that only hold others."""
+def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
+    """Returns the points of modules without children, in the order in which they ran."""
     holders = {point.node.rpartition(".")[0] for point in points}
     for name in list(holders):
         while name := name.rpartition(".")[0]:
@@ -344,7 +352,7 @@ def _in_time(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
-    """One warning for the terms that nothing was compared with, by what has no measurement."""
+    """Returns one warning per missing measurement, with the terms that depend on it."""
     names: dict[str, list[str]] = {}
     for term in device.terms:
         if term.status == "untested":
@@ -355,84 +363,90 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-def not_counted(use: MemoryUse) -> list[str]:
-    """What the answer leaves out."""
-    found = list(use.not_counted)
-    if TOWERS.name in use.count.include:
-        found.append(f"activations of the {TOWERS.title}")
-    return found
+def not_counted(memory_use: MemoryUse) -> list[str]:
+    """Returns the tensors that the answer does not count."""
+    texts = list(memory_use.not_counted)
+    if TOWERS.name in memory_use.count.include:
+        texts.append(f"activations of the {TOWERS.title}")
+    return texts
 
 
-def run_text(use: MemoryUse) -> str:
-    """`in training of 1 × 2,048 tokens (bf16-master)`."""
-    w = use.workload
-    many = "" if w.batch == 1 else f"{w.batch:,} × "
-    what = f" ({use.precision})" if use.precision else ""
-    of = "after" if use.phase == "decode" else "of"
-    return f"{use.phase} {of} {many}{plural(w.seq, 'token')}{what}"
+def run_text(memory_use: MemoryUse) -> str:
+    """Writes `training of 2,048 tokens (bf16-master)`."""
+    workload = memory_use.workload
+    batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
+    precision = f" ({memory_use.precision})" if memory_use.precision else ""
+    preposition = "after" if memory_use.phase == "decode" else "of"
+    return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision}"
 
 
-def _notes(preset: Preset, found: Memory, assumed: str) -> list[str]:
-    use, settings = found.states, found.settings
-    notes = [_execution_note(found)]
-    flash = found.flash_bytes
-    if flash is not None and flash < found.device.device_bytes:
+def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
+    memory_use, settings = memory.states, memory.settings
+    notes = [_execution_note(memory)]
+    flash = memory.flash_bytes
+    if flash is not None and flash < memory.device.device_bytes:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
-    left = not_counted(use)
-    notes += [f"not counted: {'; '.join(left)}" if left else "", binary(units.GIB)]
-    tested = [term for term in found.device.terms if term.bytes and term.status != "untested"]
-    notes += [f"{STATUS[term.status]}: {term.name} ({term.witness})" for term in tested]
+    left_out = not_counted(memory_use)
+    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
+    tested = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested]
     if assumed:
         notes.append(f"runtime of an {assumed} (--hardware)")
-    if use.quantized is not None:
-        notes += use.quantized.scheme.notes()
-    elif units.dtype(preset.dtype) != use.dtype:
-        notes.append(f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(use.dtype)}")
-    if use.kv_dtype:
-        notes += [_cache_note(use, cache_block(settings, use)), _chunk_note(found)]
-    return notes + (_training_notes(use) if use.phase == "training" else [])
+    if memory_use.quantized is not None:
+        notes += memory_use.quantized.scheme.notes()
+    elif units.dtype(preset.dtype) != memory_use.dtype:
+        notes.append(
+            f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
+        )
+    if memory_use.kv_dtype:
+        notes += [_cache_note(memory_use, cache_block(settings, memory_use)), _chunk_note(memory)]
+    return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
 
 
-def _execution_note(found: Memory) -> str:
-    """How it was run, option by option."""
-    data = execution_data(found)
-    texts = [f"{found.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
-    if found.settings.phase == "training":
+def _execution_note(memory: Memory) -> str:
+    """Writes the choices of kernels with their options."""
+    data = execution_data(memory)
+    texts = [f"{memory.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
+    if memory.settings.phase == "training":
         texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
         texts.append(f"recompute {data['recompute']} (--recompute)")
         texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
 
 
-def _chunk_note(found: Memory) -> str:
-    """How prompts are read, where that is in parts."""
-    chunk, seq = prompt_chunk(found.settings, found.states), found.states.workload.seq
-    if found.settings.phase == "decode" or chunk is None or chunk >= seq:
+def _chunk_note(memory: Memory) -> str:
+    """Writes the length of chunks of prompts; empty if prompts are read whole."""
+    chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
+    if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""
     return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
 
 
-def _cache_note(use: MemoryUse, block: int) -> str:
-    tokens, sequences = plural(use.workload.seq, "token"), plural(use.workload.batch, "sequence")
-    held = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
+def _cache_note(memory_use: MemoryUse, block: int) -> str:
+    tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
+    text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
     if block:
-        return f"{held}, in blocks of {plural(block, 'token')} (--kv-block); no prefix is shared between sequences"
-    return f"{held}; a new token is concatenated, which copies a layer's keys and values"
+        return f"{text}, in blocks of {plural(block, 'token')} (--kv-block); no prefix is shared between sequences"
+    return f"{text}; a new token is concatenated, which copies a layer's keys and values"
 
 
-def _training_notes(use: MemoryUse) -> list[str]:
-    state, n = use.optimizer, use.count.total
+def _training_notes(memory_use: MemoryUse) -> list[str]:
+    state, parameters = memory_use.optimizer, memory_use.count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
         "updated, as in torch"
     ]
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
-    if use.adapters is not None:
+    if memory_use.adapters is not None:
         return notes
-    rule = ZERO_RULE * n
-    difference = against(rule / use.total_bytes - 1, "what stays in memory")
-    same = "; --master-weights fp32 counts that" if not use.has_master and use.dtype in ("bfloat16", "float16") else ""
+    rule = ZERO_RULE * parameters
+    difference = against(rule / memory_use.total_bytes - 1, "what stays in memory")
+    same = (
+        "; --master-weights fp32 counts that"
+        if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
+        else ""
+    )
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "

@@ -12,19 +12,20 @@ from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
-from .answer import OF_A_MODEL, Answer
+from .answer import MODEL_FIELD, Answer
 
 if TYPE_CHECKING:
     from .document import Report
 
 ASSUMED = "H100"
-"""The accelerator whose runtime is taken where none is named."""
+"""The accelerator whose runtime is assumed where none is named."""
 
 
 class MemoryAnswer(Answer):
-    """What memory on one device and on many have in common.
+    """Base class of the answers for one device and for many.
 
-    accelerators: those that were named; empty where common ones are listed. workspace: CUBLAS_WORKSPACE_CONFIG.
+    accelerators: the accelerators that were named; empty if common ones are listed.
+    workspace: value of CUBLAS_WORKSPACE_CONFIG; None if it is not set.
     """
 
     accelerators: tuple[Hardware, ...]
@@ -32,42 +33,50 @@ class MemoryAnswer(Answer):
 
     @property
     @abstractmethod
-    def one(self) -> Memory:
+    def memory(self) -> Memory:
         """The run on one device."""
 
     @abstractmethod
     def required_bytes(self, runtime: Runtime) -> int:
-        """The bytes that an accelerator with that runtime has to have."""
+        """Returns the bytes that the run requires on an accelerator with that runtime."""
 
     @property
     def assumed(self) -> str:
-        """The accelerator whose runtime was taken where none was named; empty otherwise."""
+        """The accelerator whose runtime is assumed where none was named; empty otherwise."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """Whether the run fits on each accelerator: those that were named in their order, or common ones by size."""
+        """Whether the run fits on each named accelerator, in their order, or on common ones, by size."""
         if not self.accelerators:
-            return fits(self.required_bytes(self.one.runtime), map(load_hardware, COMMON_HARDWARE))
-        expandable = self.one.settings.allocator == "expandable"
-        return [Fit(one, self.required_bytes(runtime_of(one, self.workspace, expandable))) for one in self.accelerators]
+            return fits(self.required_bytes(self.memory.runtime), map(load_hardware, COMMON_HARDWARE))
+        expandable = self.memory.settings.allocator == "expandable"
+        return [
+            Fit(hardware, self.required_bytes(runtime_of(hardware, self.workspace, expandable)))
+            for hardware in self.accelerators
+        ]
 
     @property
     def ok(self) -> bool:
-        """Whether it fits on an accelerator that was named, or none was."""
+        """Whether the run fits on one of the named accelerators, or none was named."""
         return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
 
 
 @dataclass(frozen=True, repr=False)
 class DeviceUse(MemoryAnswer, Memory):
-    """The memory of a model on one device. preset: the model as it was asked for."""
+    """The memory of a model on one device.
 
-    preset: Preset = OF_A_MODEL
+    preset: the model.
+    accelerators: the accelerators that were named; default none.
+    workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
+    """
+
+    preset: Preset = MODEL_FIELD
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
 
     @property
-    def one(self) -> Memory:
+    def memory(self) -> Memory:
         return self
 
     def required_bytes(self, runtime: Runtime) -> int:

@@ -1,4 +1,4 @@
-"""A tree of nodes as nested dicts, for the JSON of any command that counts over it."""
+"""A tree of nodes as nested dicts, for JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..algebra import times
 from ..flow.tree import Cost, Place
 
 Figures: TypeAlias = Callable[[Place], dict[str, Any]]
-"""A node where it stands → its numbers by name."""
+"""Function of a node in its context that returns its numbers by name."""
 
 
 def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
-    """Every node with its numbers, where it stands, and what is below it."""
+    """Returns a node and its children with their numbers."""
     node = place.node
     data: dict[str, Any] = {"name": node.segment, **figures(place)}
     for key in ("kind", "label", "optional", "source"):
@@ -29,13 +29,15 @@ def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
 
 
 def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """A quantity of a node: of all its repeats in one of its parent, of each of them, and of all in the model.
+    """Returns a quantity of a node: per parent, per repeat, and in the whole model.
 
-    The children of a node add up to its `<quantity>_each` where it has a repeat, else to its `<quantity>`; and their
-    `<quantity>_in_all` add up to its own. An optional part counts in itself, and in what is above it if it is included.
+    `<quantity>`: all repeats of the node in one repeat of its parent.
+    `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.
+    `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
+    An optional part counts in itself, and in its parents if it is included.
     """
-    each, repeat = place.each(cost, include), place.node.repeat
-    data: dict[str, Any] = {quantity: times(each, repeat)}
+    per_repeat, repeat = place.each(cost, include), place.node.repeat
+    data: dict[str, Any] = {quantity: times(per_repeat, repeat)}
     if repeat != 1:
-        data |= {"repeat": repeat, f"{quantity}_each": each}
-    return data | {f"{quantity}_in_all": times(each, place.times)}
+        data |= {"repeat": repeat, f"{quantity}_each": per_repeat}
+    return data | {f"{quantity}_in_all": times(per_repeat, place.times)}

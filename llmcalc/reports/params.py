@@ -1,4 +1,4 @@
-"""`llmcalc params`: where the parameters are."""
+"""`llmcalc params`: the parameters of a model, by component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
 from . import bars, palette
-from .answer import OF_A_MODEL, Answer
+from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, count: ParameterCount, share: RankShare | None = None) -> Report:
-    """The answer as data and as a table. share: of which rank it is; by default of the whole model."""
+    """Returns the answer as data and as a table. share: the rank that is counted; default the whole model."""
     total = count.total
     data = {
         "model": model_data(preset),
@@ -68,54 +68,56 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
 
 
 def answer(count: ParameterCount) -> str:
-    """`8.03 B parameters`, `671.03 B parameters, 37.55 B active a token`."""
+    """Writes `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
     active = "" if count.active == count.total else f", {units.count(count.active)} active per token"
     return f"{units.count(count.total)} parameters{active}"
 
 
 Part: TypeAlias = tuple[str, Row]
-"""(component, row without its bar)"""
+"""(component, row without its bar)."""
 
 
 def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """One row for each part of the model; below a group of layers one row for each of its sublayers, norms together."""
+    """Returns one row per part of the model, and per sublayer of a group of layers; norms are summed."""
     parts: list[Part] = []
     for place in tree.place().children():
         if not place.optional or place.optional in include:
-            _add(parts, place, total, include, 0)
+            _add_rows(parts, place, total, include, 0)
     return _with_bars(parts)
 
 
-def _add(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, each = place.node, place.each(total_of, include)
-    if not each:
+def _add_rows(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
+    node, per_repeat = place.node, place.each(total_of, include)
+    if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
-    parts.append((place.kind, _row(name, each, place.times, total, depth)))
-    below = list(place.children())
+    parts.append((place.kind, _row(name, per_repeat, place.times, total, depth)))
+    children = list(place.children())
     if node.kind == "layer" or node.is_stack or node.optional:
-        norms = [child for child in below if child.node.kind == "norm"]
-        for child in below:
+        norms = [child for child in children if child.node.kind == "norm"]
+        for child in children:
             if child.node.kind != "norm":
-                _add(parts, child, total, include, depth + 1)
+                _add_rows(parts, child, total, include, depth + 1)
         if node.kind == "layer" and norms:
-            together = sum(norm.total(total_of) for norm in norms)
-            if together:
-                parts.append(("norm", _row("norms", together, place.times, total, depth + 1)))
+            norm_total = sum(norm.total(total_of) for norm in norms)
+            if norm_total:
+                parts.append(("norm", _row("norms", norm_total, place.times, total, depth + 1)))
         else:
             for norm in norms:
-                _add(parts, norm, total, include, depth + 1)
+                _add_rows(parts, norm, total, include, depth + 1)
     elif node.kind == "experts":
-        for child in below:
-            _add(parts, child, total, include, depth + 1)
+        for child in children:
+            _add_rows(parts, child, total, include, depth + 1)
 
 
-def _row(name: str, each: int, times: int, total: int, depth: int) -> Row:
-    return Row([name, each, times if times > 1 else None, each * times, each * times / total], depth)
+def _row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row:
+    return Row(
+        [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total], depth
+    )
 
 
 def _with_bars(parts: Sequence[Part]) -> list[Row]:
-    """The rows, with a bar beside each that is of one component; the bars add up to the whole."""
+    """Adds a bar to each row of one component; the bars add up to the whole."""
     rows: list[Row] = []
     covered = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(parts):
@@ -130,7 +132,7 @@ def _with_bars(parts: Sequence[Part]) -> list[Row]:
 
 
 def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> list[str]:
-    notes = _published(preset, count) if share is None else _of_rank(preset, count, share)
+    notes = _published_notes(preset, count) if share is None else _rank_notes(preset, count, share)
     for option, size in count.left_out.items():
         notes.append(
             f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
@@ -152,8 +154,8 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
     return said(notes)
 
 
-def _of_rank(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
-    """Which rank it is, what it shares with others, and the whole model."""
+def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
+    """Returns notes about the rank, its copied parameters and the whole model."""
     whole = preset.model.tree().total(total_of, include=count.include)
     spec, chunks = preset.model, share.model.chunks
     tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
@@ -168,10 +170,8 @@ def _of_rank(preset: Preset, count: ParameterCount, share: RankShare) -> list[st
     )
 
 
-def _published(preset: Preset, count: ParameterCount) -> list[str]:
-    """The count beside the publisher's figure;
-    where they differ, why, or the first thing that a preset says of that.
-    """
+def _published_notes(preset: Preset, count: ParameterCount) -> list[str]:
+    """Compares the count with the published figure; a difference has the first reason that the preset states."""
     published, note = preset.published, preset.published.parameters_note or ""
     first, more, _ = note.partition("; ")
     if more and preset.name in model_names():
@@ -189,16 +189,14 @@ def _published(preset: Preset, count: ParameterCount) -> list[str]:
     return [f"published as {published.nominal}{active}; no exact count was published{why}"]
 
 
-OF_DENSE_DECODERS = {"embedding", "position", "norm", "attention", "feed_forward", "lm_head"}
-"""Components of models that the rule of thumb was made for."""
+DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_forward", "lm_head"}
+"""Components of the models to which the rule of thumb applies."""
 
 
 def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
-    """12Lh² + 2Vh beside the exact count (Kaplan 2020, §2.1, for MHA and a 4h feed-forward): of dense decoders alone,
-    whose layers are attention and a feed-forward network.
-    """
+    """Compares 12Lh² + 2Vh with the exact count (Kaplan 2020, §2.1); empty unless it is a dense decoder."""
     spec = preset.model
-    if spec.kind != "decoder" or not count.by_component.keys() <= OF_DENSE_DECODERS:
+    if spec.kind != "decoder" or not count.by_component.keys() <= DENSE_DECODER_COMPONENTS:
         return ""
     layers, h = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
@@ -211,7 +209,7 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Of a node in the JSON tree: its parameters, and those that a token uses where they are fewer."""
+    """Returns a function that gives total parameters of a node in the JSON tree, and active ones if fewer."""
 
     def figures(place: Place) -> dict[str, Any]:
         data = figures_of("params", place, total_of, include)
@@ -223,9 +221,9 @@ def _figures(include: frozenset[str]) -> Figures:
 
 @dataclass(frozen=True, repr=False)
 class Params(Answer, ParameterCount):
-    """Parameters of a model. preset: the model as it was asked for. share: of which rank; None for the whole model."""
+    """Parameters of a model. preset: the model. share: the rank that is counted; None for the whole model."""
 
-    preset: Preset = OF_A_MODEL
+    preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:

@@ -1,6 +1,4 @@
-"""`llmcalc presets`: the models that come with llmcalc, how their counts compare with the published ones,
-and their sources.
-"""
+"""`llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from .. import units
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, said
-from .notes import also_called
+from .notes import aliases_note
 from .params import CONVENTION
 from .sourcing import source_data, source_notes
 from .summary import headline
@@ -26,7 +24,7 @@ def _short_kind(kind: str) -> str:
 
 
 def _rounded(difference: str) -> str:
-    """`−14,848` as `−14.85 K`; anything else as it is."""
+    """Rounds `−14,848` to `−14.85 K`; other texts stay unchanged."""
     digits = difference[1:].replace(",", "")
     return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
 
@@ -48,12 +46,14 @@ DETAIL_COLUMNS = (
 
 
 def report(chosen: Sequence[Counted], details: bool) -> Report:
-    """The answer as data and as tables: one row a model, or one table each with everything the preset says."""
+    """Returns the answer as data and as tables: one row per model, or with `details` one table per model."""
     data = {"presets": [preset_data(preset, count) for preset, count in chosen]}
-    return Report(data, [_detailed(preset, count) for preset, count in chosen] if details else [_listed(chosen)])
+    return Report(
+        data, [_detail_table(preset, count) for preset, count in chosen] if details else [_list_table(chosen)]
+    )
 
 
-def _listed(chosen: Sequence[Counted]) -> Table:
+def _list_table(chosen: Sequence[Counted]) -> Table:
     rows = []
     for preset, count in chosen:
         active = None if count.active == count.total else count.active
@@ -71,14 +71,14 @@ def _listed(chosen: Sequence[Counted]) -> Table:
 
 
 def _verdict(preset: Preset, count: ParameterCount) -> str:
-    """`equal`, a difference, or `≈70B`."""
+    """Writes `equal`, a difference, or `≈70B`."""
     exact = preset.published.parameters
     if exact is None:
         return f"≈{preset.published.nominal}" if preset.published.nominal else ""
     return units.difference(count.total - exact)
 
 
-def _detailed(preset: Preset, count: ParameterCount) -> Table:
+def _detail_table(preset: Preset, count: ParameterCount) -> Table:
     published, training = preset.published, preset.training
     rows = [Row(["total parameters", units.count(count.total), count.total])]
     if count.active != count.total:
@@ -97,7 +97,7 @@ def _detailed(preset: Preset, count: ParameterCount) -> Table:
         if value is not None:
             rows.append(Row([name.replace("_", " "), str(value), None]))
     notes = [
-        also_called(preset.aliases),
+        aliases_note(preset.aliases),
         f"on the published figure: {published.parameters_note}" if published.parameters_note else "",
         f"training: {training.note}" if training.note else "",
         *(f"assumed: {text}" for text in preset.assumptions),
@@ -110,7 +110,7 @@ def _detailed(preset: Preset, count: ParameterCount) -> Table:
 
 
 def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:
-    """A preset as plain data, without the architecture itself."""
+    """Returns a preset as plain data, without its architecture."""
     return {
         "name": preset.name,
         "title": preset.display,

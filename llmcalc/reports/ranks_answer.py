@@ -1,4 +1,4 @@
-"""The memory of a model on the ranks of a layout, with the accelerators that hold the rank that takes the most."""
+"""The memory of a model on the ranks of a layout, and the accelerators on which the largest rank fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, largest_need
 from ..sources.preset import Preset
-from .answer import OF_A_MODEL
+from .answer import MODEL_FIELD
 from .memory_answer import MemoryAnswer
 
 if TYPE_CHECKING:
@@ -24,27 +24,30 @@ if TYPE_CHECKING:
 class RanksUse(MemoryAnswer, Cluster):
     """The memory of a model on the ranks of a layout.
 
-    preset: the model as it was asked for. launch: the file that starts the run; None without one.
+    preset: the model.
+    accelerators: the accelerators that were named; default none.
+    workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
+    launch: the file that starts the run; default None.
     """
 
-    preset: Preset = OF_A_MODEL
+    preset: Preset = MODEL_FIELD
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
     launch: Launch | None = None
 
     @property
-    def one(self) -> Memory:
+    def memory(self) -> Memory:
         return self.run.memory
 
     @property
     def device(self) -> DeviceMemory:
-        """What the rank that takes the most holds."""
+        """The memory of the largest rank."""
         return self.device_rank.device
 
     @property
     def states(self) -> MemoryUse:
-        """What stays between passes on one device without the layout, in closed form."""
-        return self.one.states
+        """Static memory on one device without the layout, in closed form."""
+        return self.memory.states
 
     def required_bytes(self, runtime: Runtime) -> int:
         return largest_need(self.on(runtime)).device.device_bytes

@@ -1,4 +1,4 @@
-"""`llmcalc plot schedule` in a terminal: a row for each stage, time to the right, and what is in flight beside it."""
+"""`llmcalc plot schedule` in a terminal: a row per stage, time to the right, micro-batches in flight beside it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PASSES: dict[Kind, str] = {
     "I": "backward of the inputs",
     "W": "backward of the weights",
 }
-"""Letter of a pass → what it is."""
+"""Letter of a pass → its name."""
 
 COLOURS = {r"F\d+-*": "cyan", r"[BI]\d+-*": "green", r"W\d+-*": "yellow"}
-"""Passes in a row → their colour on a terminal."""
+"""Regular expression of a pass → its colour on a terminal."""
 
 FILL, IDLE, LEFT_OUT = "-", ".", " … "
 
 
 def title(layout: Layout, timetable: Timetable) -> str:
-    """`1F1B on 4 ranks, 8 micro-batches`."""
+    """Writes `1F1B on 4 ranks, 8 micro-batches`."""
     count = timetable.pipeline.micro_batches
     many = f"{count:,} micro-batch" + ("" if count == 1 else "es")
     if layout.pp == 1:
@@ -44,13 +44,13 @@ def title(layout: Layout, timetable: Timetable) -> str:
 
 
 def kinds_of(timetable: Timetable) -> list[Kind]:
-    """The passes that the schedule has."""
-    had = {action.kind for order in timetable.pipeline.orders for action in order}
-    return [kind for kind in PASSES if kind in had]
+    """Returns the kinds of passes in the schedule."""
+    present = {action.kind for order in timetable.pipeline.orders for action in order}
+    return [kind for kind in PASSES if kind in present]
 
 
 def costs_text(timetable: Timetable) -> str:
-    """`F 1, B 2, a send 0`: how long each takes."""
+    """Writes the durations: `F 1, B 2, a send 0`."""
     costs = timetable.costs
     passes = [f"{kind} {costs.duration(kind):g}" for kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
@@ -58,21 +58,21 @@ def costs_text(timetable: Timetable) -> str:
     return ", ".join([*passes, f"a send {costs.send:g}"])
 
 
-def in_flight_text(held: InFlight, chunk: int) -> str:
-    """`4`, or `1 + 3` where only the backward pass of the weights of three is left."""
-    whole, weights = held.whole[chunk], held.weights[chunk]
+def in_flight_text(in_flight: InFlight, chunk: int) -> str:
+    """Writes `4`, or `1 + 3` if three micro-batches wait for the backward pass of the weights only."""
+    whole, weights = in_flight.whole[chunk], in_flight.weights[chunk]
     return f"{whole} + {weights}" if weights else str(whole)
 
 
 def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Report:
-    """The timetable drawn with characters, and the same as data. width: of the terminal by default."""
+    """Returns the timetable drawn with characters, and as data. width: characters; default the terminal's."""
     width = width_of_terminal() if width is None else width
     pipeline = timetable.pipeline
     several = pipeline.chunks > 1
     columns = [Column("rank", "rank"), *([Column("stage", "stage")] if several else [])]
     peak = Column("in_flight", "peak")
-    held = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peaks = [[in_flight_text(one, chunk) for chunk in range(pipeline.chunks)] for one in held]
+    in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
+    peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
     beside = [len(column.title) for column in columns] + [max(len(peak.title), *(len(t) for ts in peaks for t in ts))]
     chart = Chart.of(timetable, width - len(INDENT) - sum(beside) - len(GAP) * len(beside))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
@@ -84,11 +84,11 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
             rows.append(Row([*first, line, peaks[rank][chunk]]))
     answer = f"idle {units.percent(timetable.bubble)} of the time"
     sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
-    table = Table(title(layout, timetable), columns, rows, sends, list(_notes(timetable, held, chart)), answer)
+    table = Table(title(layout, timetable), columns, rows, sends, list(_notes(timetable, in_flight, chart)), answer)
     return Report(data(layout, timetable), [table])
 
 
-def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iterator[str]:
+def _notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
     kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
@@ -97,7 +97,11 @@ def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iter
     where = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
         where = "micro-batches in flight on the stage when its rank has the most"
-    split = "; after +: only the backward of the weights is left" if any(sum(one.weights) for one in held) else ""
+    split = (
+        "; after +: only the backward of the weights is left"
+        if any(sum(counts.weights) for counts in in_flight)
+        else ""
+    )
     yield f"peak: {where}{split}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
@@ -108,9 +112,10 @@ def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iter
 
 
 class Chart(NamedTuple):
-    """Which characters stand for which time.
+    """The scale of a drawn timetable.
 
-    scale: characters of a unit of time. windows: the stretches of characters that are drawn, one or two.
+    scale: characters per unit of time.
+    windows: ranges of characters that are drawn, one or two.
     """
 
     scale: float
@@ -118,7 +123,7 @@ class Chart(NamedTuple):
 
     @classmethod
     def of(cls, timetable: Timetable, room: int) -> Chart:
-        """So wide that the shortest pass has room for its name; the beginning and the end where that is too wide."""
+        """Returns a chart in which the shortest pass has room for its name; if too wide, only beginning and end."""
         shortest = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
         letters = 1 + len(str(timetable.pipeline.micro_batches - 1))
         scale = letters / shortest
@@ -130,13 +135,13 @@ class Chart(NamedTuple):
 
     @property
     def left_out(self) -> tuple[float, float] | None:
-        """The time that is not drawn."""
+        """(start, end) of the time that is not drawn; None if all is."""
         if len(self.windows) == 1:
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
-        """A rank's passes through one chunk; where it runs another of its chunks, nothing."""
+        """Draws a rank's passes through one chunk; blank where the rank runs another chunk."""
         return LEFT_OUT.join(self._drawn(spans, chunk, window) for window in self.windows)
 
     def _drawn(self, spans: Sequence[Span], chunk: int, window: range) -> str:
@@ -156,7 +161,7 @@ class Chart(NamedTuple):
 
 
 def data(layout: Layout, timetable: Timetable) -> dict[str, object]:
-    """The fields of the document."""
+    """Returns the JSON document."""
     pipeline = timetable.pipeline
     return {
         "schedule": effective_schedule(layout),

@@ -1,4 +1,4 @@
-"""`llmcalc shape`: shapes of one budget, and beside each what published studies say of its depth and width."""
+"""`llmcalc shape`: shapes of one budget, compared with published studies of depth and width."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kap
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
 from .compare import BAND, aspect
 from .document import Column, Report, Row, Table
-from .notes import MULTIPLY_ADD, cache_a_token, flops_a_token
+from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
 
-OWN = "→"
+TARGET_MARK = "→"
 
 SIZE_COLUMNS = (
     Column("num_hidden_layers", "L"),
@@ -57,12 +57,12 @@ LITERATURE_COLUMNS = (
 def report(
     study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
 ) -> Report:
-    """The answer as data and as tables.
+    """Returns the answer as data and as tables.
 
     preset: the model whose ratios the shapes have.
-    is_target: whether that model was asked about; otherwise its ratios stand in for those of no model.
-    literature: whether a second table says what published studies find. The data always say so.
-    flat: one table of raw values, for CSV.
+    is_target: whether that model is the TARGET; False if no TARGET was given.
+    literature: whether a second table compares with published studies; the data always do.
+    flat: whether there is one table of raw values, for CSV.
     """
     shapes = [_data(shape) for shape in study.shapes]
     data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
@@ -74,10 +74,12 @@ def report(
         "literature": _literature(study),
     }
     if flat:
-        raw = [{**one, **one["literature"], "head_sizes": " ".join(map(str, one["head_sizes"]))} for one in shapes]
-        return Report(data, [Table("", FULL_COLUMNS, [Row([one[c.title] for c in FULL_COLUMNS]) for one in raw])]).of(
-            preset.target if is_target else ""
-        )
+        raw = [
+            {**entry, **entry["literature"], "head_sizes": " ".join(map(str, entry["head_sizes"]))} for entry in shapes
+        ]
+        return Report(
+            data, [Table("", FULL_COLUMNS, [Row([entry[c.title] for c in FULL_COLUMNS]) for entry in raw])]
+        ).of(preset.target if is_target else "")
     value = study.budget.value
     title = (
         f"{units.count(value)} parameters"
@@ -92,17 +94,17 @@ def report(
     )
     if not literature:
         return Report(data, [costs])
-    says = Table(
+    findings = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(s) for s in study.shapes],
         notes=_sources(study, preset),
     )
-    return Report(data, [costs, says])
+    return Report(data, [costs, findings])
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:
-    """One unit per column: that in which its smallest value is at least 1."""
+    """Returns the columns. Each has the unit in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
     work = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
     cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
@@ -117,7 +119,7 @@ def _cost_columns(study: Study) -> Sequence[Column]:
 
 
 def _sizes(shape: Shape) -> list[Any]:
-    layers = f"{OWN} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
+    layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
     return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
@@ -182,7 +184,7 @@ def _budget(study: Study) -> dict[str, Any]:
 
 
 def _proportions(study: Study) -> dict[str, Any]:
-    """What every shape shares, as the first of them has it."""
+    """Returns the ratios that all shapes share, taken from the first."""
     family, stack = study.family, study.shapes[0].stack
     return {
         "feed_forward_ratio": stack.feed_forward_ratio,
@@ -196,23 +198,23 @@ def _proportions(study: Study) -> dict[str, Any]:
 
 
 def _literature(study: Study) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    findings: list[dict[str, Any]] = [
         {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
     ]
     if study.scaled is not None:
         h, layers, ratio = study.scaled
-        found[-1]["scaled_from_target"] = {"hidden_size": h, "num_hidden_layers": layers, "compute_ratio": ratio}
-    return found
+        findings[-1]["scaled_from_target"] = {"hidden_size": h, "num_hidden_layers": layers, "compute_ratio": ratio}
+    return findings
 
 
 def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first = study.family, study.shapes[0].stack
-    notes = [_held_fixed(study)]
+    notes = [_fixed_sizes(study)]
     if family.head_divisor > 1:
-        own = (first.head_dim or 0) * family.head_divisor
+        model_head_dim = (first.head_dim or 0) * family.head_divisor
         notes.append(
-            f"head_dim is {first.head_dim} instead of {own}, since h would have few steps at this budget; "
-            f"--head-dim {own} holds it fixed"
+            f"head_dim is {first.head_dim} instead of {model_head_dim}, since h would have few steps at this budget; "
+            f"--head-dim {model_head_dim} holds it fixed"
         )
     if not is_target:
         notes.append(
@@ -237,19 +239,19 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
             "of each expert grows with h"
         )
     if any(shape.target for shape in study.shapes):
-        notes.append(f"{OWN} the model's own h and L")
+        notes.append(f"{TARGET_MARK} the model's own h and L")
     elif is_target:
         notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
     if any(shape.in_dense_band for shape in study.shapes):
         notes.append(BAND)
     if study.budget.kind == "train_flops":
         notes.append(_training_budget(study))
-    notes += [flops_a_token(study.seq), cache_a_token(study.dtype)]
+    notes += [flops_per_token_note(study.seq), cache_per_token_note(study.dtype)]
     return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
-def _held_fixed(study: Study) -> str:
-    """What every shape has in common, as the first of them has it."""
+def _fixed_sizes(study: Study) -> str:
+    """Writes the sizes that all shapes share, taken from the first."""
     spec, first = study.family.spec, study.shapes[0].stack
     tied = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
@@ -279,10 +281,10 @@ def _training_budget(study: Study) -> str:
 
 
 def _active(study: Study) -> list[int]:
-    """Active parameters per token: of the model itself, else of the budget; least and most of several mixtures."""
-    own = [shape.active for shape in study.shapes if shape.target]
-    if own or not study.shapes[0].stack.mixture_of_experts:
-        return own or [study.budget.value]
+    """Returns active parameters per token: the target's, else the budget's; for mixtures of experts least and most."""
+    of_target = [shape.active for shape in study.shapes if shape.target]
+    if of_target or not study.shapes[0].stack.mixture_of_experts:
+        return of_target or [study.budget.value]
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 

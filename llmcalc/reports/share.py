@@ -1,4 +1,4 @@
-"""Of which rank of a layout an answer is."""
+"""Texts and data about the rank that an answer counts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def layout_text(layout: Layout) -> str:
-    """`tp 2 · sp · pp 4 · dp 8`: the groups of more than one rank; sp is sequence parallelism."""
+    """Writes the groups of more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
     return " · ".join(_groups(layout)) or ALONE
 
 
 def layout_cell(layout: Layout) -> str:
-    """`tp2 sp pp4 dp8`: the same in a table, where it breaks between groups alone."""
+    """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
     return " ".join(group.replace(" ", "") for group in _groups(layout)) or ALONE
 
 
@@ -38,17 +38,17 @@ def _groups(layout: Layout) -> list[str]:
 
 
 def share_data(share: RankShare | None) -> dict[str, Any]:
-    """What a document of one rank has beside that of a whole model."""
+    """Returns the fields that a document of one rank has and that of a whole model has not."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
 def with_rank(aside: str, share: RankShare | None) -> str:
-    """`decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
+    """Adds the rank to a text: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return aside if share is None else f"{aside}; {rank_text(share)}"
 
 
 def rank_text(share: RankShare) -> str:
-    """`rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
+    """Writes `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, chunks = share.layout, share.model.chunks
     where = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
@@ -57,13 +57,13 @@ def rank_text(share: RankShare) -> str:
 
 
 def share_notes(share: RankShare | None, *more: str) -> list[str]:
-    """Of which rank the numbers are, and why of this one. more: what is to be said of ranks besides."""
+    """Returns why this rank is counted, and further notes. Empty for a whole model."""
     if share is None:
         return []
     return [f"rank {share.rank:,} is {share.why}" if share.why else "", *more]
 
 
 def copies_text(copied: dict[str, Number]) -> str:
-    """`other ranks of its tensor group have these too: norm 266,240`; empty without any."""
+    """Writes which parameters other ranks of the tensor group have too; empty without any."""
     parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
     return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""

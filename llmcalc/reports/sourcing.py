@@ -1,4 +1,4 @@
-"""Where facts are from, as data and as lines below a table: shared by the views of presets and hardware."""
+"""Sources of facts as data and as notes, for the reports of presets and accelerators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .document import Linked
 
 
 def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """Sources as plain data, dates as text."""
+    """Returns sources as plain data, with dates as text."""
     return [source.model_dump(mode="json") for source in sources]
 
 
 def source_notes(sources: Sequence[Source], listed: bool = True) -> list[str]:
-    """One line a source: what it gives, where it is, when it was looked at.
+    """Returns one note per source: the facts that it gives, its address, and when it was checked.
 
-    listed: whether they are those of llmcalc's own presets, whose addresses are links. Those of a user's file are text.
+    listed: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
     note = Linked if listed else str
     return [

@@ -1,4 +1,4 @@
-"""A model in one line, and its layers as rows: what several views begin with."""
+"""A model in one line, and the `model` entry of documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..studies.layers import distinct_blocks
 
 
 def headline(spec: ModelSpec) -> str:
-    """`decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
+    """Writes `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
     parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
@@ -27,7 +27,7 @@ def headline(spec: ModelSpec) -> str:
 
 
 def _merged(texts: list[str]) -> list[str]:
-    """`GQA 16/8 × 256 with and without window 4096`, where layers differ in nothing else."""
+    """Merges texts that differ only by an addition: `GQA 16/8 × 256 with and without window 4096`."""
     more = {text: text.removeprefix(f"{plain}, ") for plain in texts for text in texts if text.startswith(f"{plain}, ")}
     plains = {text: [rest for longer, rest in more.items() if longer == f"{text}, {rest}"] for text in texts}
     return [
@@ -38,46 +38,46 @@ def _merged(texts: list[str]) -> list[str]:
 
 
 def describe(part: Part | None, hidden_size: int) -> str:
-    """A part in a few words; nothing for one that is not there."""
+    """Describes a part in a few words; empty for None."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
 
 
 def unique(texts: Iterable[str]) -> list[str]:
-    """Those that are not empty, each once."""
+    """Returns the texts without empty ones and repetitions."""
     return list(dict.fromkeys(t for t in texts if t))
 
 
 def norm_name(block: Layer) -> str:
-    """`RMSNorm`, `LayerNorm`."""
+    """Returns `RMSNorm` or `LayerNorm`."""
     return "RMSNorm" if block.norm.type == "rmsnorm" else "LayerNorm"
 
 
 def norm_place(block: Layer) -> str:
-    """`pre`, `parallel, shared`."""
+    """Returns the place of the norms, such as `pre` or `parallel, shared`."""
     return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
 
 
 def norm_style(block: Layer) -> str:
-    """`RMSNorm (pre)`, `LayerNorm (parallel, shared)`."""
+    """Writes kind and place of the norms, such as `RMSNorm (pre)`."""
     return f"{norm_name(block)} ({norm_place(block)})"
 
 
 def positions(spec: ModelSpec) -> list[str]:
-    """`RoPE`, `learned 1024`, `ALiBi`, `relative bias`, `sinusoidal`; `no positions` where there are none."""
-    found: list[str] = []
+    """Names the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` without any."""
+    names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:
-            found.append(stack.position.describe(spec.hidden_size))
+            names.append(stack.position.describe(spec.hidden_size))
         if stack.relative_bias is not None:
-            found.append("relative bias")
+            names.append("relative bias")
     for block in distinct_blocks(spec):
         position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
-        found.append("" if position is None else position.label)
-    return unique(found) or ["no positions"]
+        names.append("" if position is None else position.label)
+    return unique(names) or ["no positions"]
 
 
 def model_data(preset: Preset) -> dict[str, Any]:
-    """The `model` entry of every document."""
+    """Returns the `model` entry of a document."""
     return {
         "name": preset.name,
         "target": preset.target,

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
-from .document import Column, Report, Row, Table, one_or_list
+from .document import Column, Report, Row, Table, single_or_list
 from .notes import plural
 
 SHORT = {
@@ -30,28 +30,30 @@ NAMES = {
 }
 
 WHAT = {MEMORY: "moment", LOSS: "step"}
-"""Quantity → what its checks are of, where that is no node."""
+"""Quantity → noun for one of its checks, where that is not a node."""
 
 MOST_FAILURES = 20
 
 MOST_MISSING = 5
-"""Names in a note."""
+"""Largest number of names in a note."""
 
 
 def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
-    """One line a model, then one line a mismatch. skipped: model → why the witness could not serve it."""
+    """Returns one row per model, then one row per mismatch. skipped: model → why it could not be compared."""
     data = [v.data() for v in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
     ]
-    return Report(one_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested(verdicts))
+    return Report(
+        single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested(verdicts)
+    )
 
 
 def _untested(verdicts: list[Verdict]) -> list[str]:
-    """One warning for what states no witness of its memory, with the models that use it where there are several."""
+    """Returns one warning for the parts whose memory was never measured, with the models that use them."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
-        for one in verdict.untested:
-            models.setdefault(str(one), []).append(verdict.target)
+        for part in verdict.untested:
+            models.setdefault(str(part), []).append(verdict.target)
     several = len(verdicts) > 1
     names = [f"{name} ({plural(len(targets), 'model')})" if several else name for name, targets in models.items()]
     return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
@@ -73,7 +75,7 @@ def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
 
 
 def _speed(measured: dict[str, Any]) -> str:
-    """What the device made of one forward pass, in a line."""
+    """Writes the measured speed of one forward pass, in a line."""
     rate = (
         f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
     )
@@ -89,13 +91,15 @@ def _speed(measured: dict[str, Any]) -> str:
 
 
 def _group(check: Check) -> str:
-    """The quantity under which a check is reported: all of memory are one."""
+    """Returns the quantity under which a check is reported; all checks of memory have the same."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
-    """`=` where every node agrees; `±` where one differs as explained; `≈` where they are within bounds; how many
-    differ otherwise; empty where nothing was compared.
+    """Returns the sign of a quantity.
+
+    `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
+    None if nothing was compared.
     """
     checks = [c for c in verdict.checks if _group(c) == quantity]
     wrong = sum(not c.ok for c in checks)
@@ -104,54 +108,79 @@ def _verdict(verdict: Verdict, quantity: str) -> str | None:
 
 
 def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
-    notes = _untested(verdicts)
-    agreed, wrong = sum(v.ok for v in verdicts), sum(not v.ok for v in verdicts)
+    return [
+        *_untested(verdicts),
+        *_count_notes(verdicts, skipped),
+        *_explained(verdicts),
+        _legend(verdicts),
+        *_witness_notes(verdicts),
+        *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
+        *_skipped_notes(skipped),
+    ]
+
+
+def _count_notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
+    """Returns how many checks of one model failed, or how many of several models pass all checks."""
     checks = sum(len(v.checks) for v in verdicts)
-    explained = any(v.ok and any(c.explained for c in v.checks) for v in verdicts)
-    if len(verdicts) + len(skipped) == 1 and wrong:
-        notes.append(f"{len(verdicts[0].failures):,} of {plural(checks, 'check')} failed")
-    elif len(verdicts) + len(skipped) > 1:
-        counted = f"{agreed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
-        notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
+    if len(verdicts) + len(skipped) > 1:
+        passed = sum(v.ok for v in verdicts)
+        text = f"{passed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
+        return [text + (f"; {len(skipped)} skipped" if skipped else "")]
+    failed = [v for v in verdicts if not v.ok]
+    return [f"{len(v.failures):,} of {plural(checks, 'check')} failed" for v in failed]
+
+
+def _legend(verdicts: list[Verdict]) -> str:
+    """Returns the meaning of the signs that occur in the table."""
+    texts = ["=: all checks pass"]
+    if any(v.ok and any(c.explained for c in v.checks) for v in verdicts):
+        texts.append("±: they differ, explained above")
     near = [c for v in verdicts for c in v.checks if c.within]
-    notes += _explained(verdicts)
-    notes.append(
-        "=: all checks pass"
-        + ("; ±: they differ, explained above" if explained else "")
-        + (f"; ≈: {_bounds(near)}" if near else "")
-        + ("; ≠: number of mismatching nodes; difference: measured − closed form" if wrong else "")
-    )
-    if verdicts and verdicts[0].witness.startswith("reference"):
-        info = verdicts[0].info
-        size = (
-            f"{info['batch']} × {info['seq']} tokens"
-            if len(verdicts) == 1
-            else f"batch {info['batch']}, enough tokens to fill every window"
-        )
-        shared = any(v.info["layers_run"] != v.info["layers"] for v in verdicts)
-        notes.append(
-            f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
-            + ("; identical layers are run once (--every-layer runs all)" if shared else "")
-        )
-        notes += _memory(verdicts)
-    if verdicts and verdicts[0].witness == "distributed":
-        notes += _distributed(verdicts)
-    if verdicts and verdicts[0].witness == "transformers":
+    if near:
+        texts.append(f"≈: {_bounds(near)}")
+    if not all(v.ok for v in verdicts):
+        texts.append("≠: number of mismatching nodes; difference: measured − closed form")
+    return "; ".join(texts)
+
+
+def _witness_notes(verdicts: list[Verdict]) -> list[str]:
+    """Returns what the closed forms are compared with."""
+    witness = verdicts[0].witness if verdicts else ""
+    if witness.startswith("reference"):
+        return _reference_notes(verdicts)
+    if witness == "distributed":
+        return _distributed(verdicts)
+    if witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
-        notes.append(f"against transformers on meta, eager attention: {classes}")
-        notes.append(_coverage(verdicts))
-    if verdicts and verdicts[0].witness == "published":
-        notes.append("against the published count of the released weights")
-    for verdict in verdicts:
-        if "measured" in verdict.info:
-            notes.append(f"{verdict.target}: {_speed(verdict.info['measured'])}")
-    for why in dict.fromkeys(skipped.values()):
-        notes.append(f"skipped, {why}: {', '.join(name for name, reason in skipped.items() if reason == why)}")
-    return notes
+        return [f"against transformers on meta, eager attention: {classes}", _coverage(verdicts)]
+    if witness == "published":
+        return ["against the published count of the released weights"]
+    return []
+
+
+def _reference_notes(verdicts: list[Verdict]) -> list[str]:
+    """Returns the device and the size of the run of llmcalc's PyTorch reference."""
+    info = verdicts[0].info
+    if len(verdicts) == 1:
+        size = f"{info['batch']} × {info['seq']} tokens"
+    else:
+        size = f"batch {info['batch']}, enough tokens to fill every window"
+    note = f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
+    if any(v.info["layers_run"] != v.info["layers"] for v in verdicts):
+        note += "; identical layers are run once (--every-layer runs all)"
+    return [note, *_memory(verdicts)]
+
+
+def _skipped_notes(skipped: dict[str, str]) -> list[str]:
+    """Returns one note per reason, with the models that are skipped for it."""
+    return [
+        f"skipped, {reason}: {', '.join(name for name, why in skipped.items() if why == reason)}"
+        for reason in dict.fromkeys(skipped.values())
+    ]
 
 
 def _explained(verdicts: list[Verdict]) -> list[str]:
-    """One note per model whose count differs by an amount that its preset states and explains."""
+    """Returns one note per model whose count differs by an amount that its preset explains."""
     return [
         f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
         f"{v.info['note']}"
@@ -161,24 +190,24 @@ def _explained(verdicts: list[Verdict]) -> list[str]:
 
 
 def _bounds(checks: list[Check]) -> str:
-    """How far quantities may be from their closed forms."""
-    found: dict[float, dict[str, None]] = {}
+    """Writes how far quantities may be from their closed forms."""
+    by_bound: dict[float, dict[str, None]] = {}
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
-        found.setdefault(check.within, {})[name] = None
+        by_bound.setdefault(check.within, {})[name] = None
     return ", ".join(
-        f"within {units.percent(most, 1 if most > 1e-4 else 3)} ({', '.join(names)})"
-        for most, names in sorted(found.items())
+        f"within {units.percent(bound, 1 if bound > 1e-4 else 3)} ({', '.join(names)})"
+        for bound, names in sorted(by_bound.items())
     )
 
 
 def _memory(verdicts: list[Verdict]) -> list[str]:
-    """What was run where memory is compared, and what was left out."""
-    found = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
-    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in found if memory["runs"]]
+    """Returns which runs the memory was compared in, and which runs were left out."""
+    compared = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared if memory["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
-    for name, memory in found:
+    for name, memory in compared:
         reasons: dict[str, list[str]] = {}
         for phase, why in memory["left_out"].items():
             reasons.setdefault(why, []).append(phase)
@@ -187,12 +216,12 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
 
 
 def _distributed(verdicts: list[Verdict]) -> list[str]:
-    """Which processes ran, and what of theirs is not compared."""
+    """Returns which processes ran, and which of their bytes are not compared."""
     info = verdicts[0].info
     layout = info["layout"]
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
-    scratch = sorted({pair for one in verdicts for pair in one.info["scratch_bytes"].items()})
+    scratch = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
     kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
@@ -204,10 +233,10 @@ def _distributed(verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage(verdicts: list[Verdict]) -> str:
-    """How many of the parts that hold parameters the witness has by themselves, and which it has not."""
-    found = [(v, v.coverage) for v in verdicts if v.coverage is not None]
-    alone, summed = sum(len(c.alone) for _, c in found), sum(len(c.summed) for _, c in found)
-    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in found for path in c.missing]
+    """Writes how many parts with parameters are compared individually, and which are not."""
+    covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    alone, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
+    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]
     shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
     return (
         f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters are compared individually"
@@ -217,7 +246,7 @@ def _coverage(verdicts: list[Verdict]) -> str:
 
 
 def _where(check: Check) -> str:
-    """The node; of memory, the moment: `training: backward peak`."""
+    """Returns the node of a check; for memory the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment
@@ -225,7 +254,7 @@ def _where(check: Check) -> str:
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
-    """Every place where the two numbers differ: a table for each quantity of each model."""
+    """Yields a table of the nodes that differ, for each quantity of each model."""
     left = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),

@@ -1,4 +1,4 @@
-"""Opens and reads the user's files within bounds: regular files alone, a largest size, a largest number of elements.
+"""Opens and reads the user's files within bounds: only regular files, of limited size and number of elements.
 
 Every reader of a user's file goes through `open_regular`. A FIFO, a device or a socket could block or never end, and
 files of `/proc` and `/sys` contain more than their size says; all of them are refused.
@@ -37,9 +37,9 @@ def open_regular(path: Path, expected: str) -> tuple[IO[bytes], int]:
             raise
         raise InputError(f"{path}: {_reason(error)}; expected {expected} that can be read") from None
     try:
-        found = os.fstat(handle)  # of the file that was opened, whatever its name has become since
-        _require_regular(path, found, expected)
-        return os.fdopen(handle, "rb"), found.st_size
+        status = os.fstat(handle)  # of the file that was opened, whatever its name has become since
+        _require_regular(path, status, expected)
+        return os.fdopen(handle, "rb"), status.st_size
     except BaseException:
         os.close(handle)
         raise
@@ -67,10 +67,10 @@ def read_bytes(path: Path, limit: int, expected: str) -> bytes:
     return data
 
 
-def _require_regular(path: Path, found: os.stat_result, expected: str) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _require_regular(path: Path, status: os.stat_result, expected: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected}")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path}: is not a regular file; expected {expected} (or `-` and its content piped in)")
 
 

@@ -31,7 +31,7 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the parts of a choice in an annotation's metadata."""
-    return [model for one in metadata if isinstance(one, PartChoice) for model in one.classes()]
+    return [model for item in metadata if isinstance(item, PartChoice) for model in item.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
@@ -47,29 +47,29 @@ def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()
 ) -> list[list[str]]:
     """Returns the path of every field that the tables in `table` and their default tables can have, set or not."""
-    found: list[list[str]] = []
+    paths: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*before, name)
-        found.append(list(path))
-        below = table.get(name)
+        paths.append(list(path))
+        value = table.get(name)
         if name not in table and isinstance(field.default, BaseModel):
-            found += field_paths({}, type(field.default), path)
-        if not isinstance(below, dict):
+            paths += field_paths({}, type(field.default), path)
+        if not isinstance(value, dict):
             continue
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base = table.get("block")
             tables = {
-                key: overlaid(base, one) if isinstance(base, dict) else one
-                for key, one in below.items()
-                if isinstance(one, dict)
+                key: overlaid(base, inner_table) if isinstance(base, dict) else inner_table
+                for key, inner_table in value.items()
+                if isinstance(inner_table, dict)
             }
         else:
-            tables = {"": below}
-        for key, one in tables.items():
-            inner = pick(field_members(field), one)
+            tables = {"": value}
+        for key, inner_table in tables.items():
+            inner = pick(field_members(field), inner_table)
             if inner is not None:
-                found += field_paths(one, inner, (*path, key) if key else path)
-    return found
+                paths += field_paths(inner_table, inner, (*path, key) if key else path)
+    return paths
 
 
 @cache
@@ -79,11 +79,11 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     names: set[str] = set()
     todo = [model]
     while todo:
-        one = todo.pop()
-        if one in seen:
+        current = todo.pop()
+        if current in seen:
             continue
-        seen.add(one)
-        for name, field in one.model_fields.items():
+        seen.add(current)
+        for name, field in current.model_fields.items():
             names.add(name)
             todo += field_members(field)
     return sorted(names)

@@ -143,7 +143,7 @@ def _too_deep(where: str) -> str:
     return f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validated(model: type[Model], data: Any, where: str) -> Model:
+def validate(model: type[Model], data: Any, where: str) -> Model:
     """Validates `data` as a `model`.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
@@ -158,9 +158,11 @@ def validated(model: type[Model], data: Any, where: str) -> Model:
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     """Formats pydantic's errors as one line."""
-    found = error.errors(include_url=False)
-    paths = [".".join(field_path(model, one["loc"], unknown=one["type"] == "extra_forbidden")) for one in found]
-    first, path = found[0], paths[0]
+    errors = error.errors(include_url=False)
+    paths = [
+        ".".join(field_path(model, detail["loc"], unknown=detail["type"] == "extra_forbidden")) for detail in errors
+    ]
+    first, path = errors[0], paths[0]
     match first["type"]:
         case "missing":
             text = f"{path}: required field is missing"
@@ -177,9 +179,9 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             text = f"{path}.type: {reason(first)}"
         case _:
             others = [
-                str(one["ctx"]["expected"])
-                for at, one in zip(paths, found, strict=True)
-                if at == path and one["type"] == "literal_error"
+                str(detail["ctx"]["expected"])
+                for at, detail in zip(paths, errors, strict=True)
+                if at == path and detail["type"] == "literal_error"
             ]
             text = f"{path}: {reason(first)}" + "".join(f" or {names}" for names in others[1:])
     more = len(set(paths)) - 1  # a union reports the errors of each member
@@ -205,29 +207,29 @@ EXPECTED = {
 """pydantic's error type → the expected value."""
 
 
-def reason(found: Mapping[str, Any]) -> str:
+def reason(error: Mapping[str, Any]) -> str:
     """Describes what is wrong with one value and what was expected. found: one of pydantic's errors."""
-    given, kind = shown(found.get("input")), found["type"]
-    ctx: dict[str, Any] = found.get("ctx") or {}
+    value, kind = shown(error.get("input")), error["type"]
+    ctx: dict[str, Any] = error.get("ctx") or {}
     if kind in EXPECTED:
-        return f"{given} is not {EXPECTED[kind]}"
+        return f"{value} is not {EXPECTED[kind]}"
     match kind:
         case "value_error":
             return str(ctx["error"])
         case "literal_error" | "enum":
-            return f"{given} is not known; expected {ctx['expected']}"
+            return f"{value} is not known; expected {ctx['expected']}"
         case "union_tag_invalid":
             return f"{shown(ctx['tag'])} is not known; expected {ctx['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":
-            return f"{given} is too small; expected at least {ctx['ge']}"
+            return f"{value} is too small; expected at least {ctx['ge']}"
         case "greater_than":
-            return f"{given} is too small; expected more than {ctx['gt']}"
+            return f"{value} is too small; expected more than {ctx['gt']}"
         case "less_than_equal":
-            return f"{given} is too large; expected at most {ctx['le']}"
+            return f"{value} is too large; expected at most {ctx['le']}"
         case "less_than":
-            return f"{given} is too large; expected less than {ctx['lt']}"
+            return f"{value} is too large; expected less than {ctx['lt']}"
         case "too_long":
-            return f"{given} is too long; expected at most {ctx['max_length']:,} entries"
-    return f"{given}: {found['msg'][:1].lower()}{found['msg'][1:]}"
+            return f"{value} is too long; expected at most {ctx['max_length']:,} entries"
+    return f"{value}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -1,10 +1,11 @@
-"""Files as they were at a commit of a git repository.
+"""Reads files at a commit of a git repository.
 
 A repository's own settings can name programs that git runs: hooks, transports, pagers, file-system monitors. No file
-that this module meets may choose one, so `git` runs in the folder that holds the repository's `.git`, asks only what
-reads objects, and has the settings of `SETTINGS` and `ENVIRONMENT`. A folder of the work tree that looks like a bare
-repository is never used as one, and git's check of who owns the repository stays on. An unpacked archive may hold a
-`.git` that its author wrote and the user owns, which that check accepts; the settings here hold against it as well.
+that this module reads may choose one, so `git` runs in the folder that holds the repository's `.git`, runs only
+commands that read objects, and has the settings of `SETTINGS` and `ENVIRONMENT`. A folder of the work tree that looks
+like a bare repository is never used as one, and git's check of who owns the repository stays on. An unpacked archive
+may hold a `.git` that its author wrote and the user owns, which that check accepts; the settings here hold against it
+as well.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ..errors import InputError, one_line
 from .files import largest_text
 
 LONGEST_SECONDS = 30
-"""Seconds after which a call of git is ended."""
+"""Timeout of a call of git, in seconds."""
 
 LARGEST_MESSAGE = 64_000
-"""Bytes that are read of git's messages, and of its answers other than a file."""
+"""Largest size of git's messages and of answers that are not files, in bytes."""
 
 SETTINGS = (
     "safe.bareRepository=explicit",  # a bare repository is one only where GIT_DIR names it
@@ -44,7 +45,7 @@ ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",
 }
-"""Variables of each call."""
+"""Environment variables of each call."""
 
 REPOSITORY_VARIABLES = (
     "GIT_DIR",
@@ -61,19 +62,18 @@ REPOSITORY_VARIABLES = (
     "GIT_REPLACE_REF_BASE",
     "GIT_CEILING_DIRECTORIES",
 )
-"""Variables that name another repository or another part of it: a git hook has them. They are not passed on, because
-the repository is the one in which the file lies. Settings of the calling user (GIT_CONFIG_GLOBAL, GIT_CONFIG_COUNT, …)
-are.
+"""Variables that name another repository or a part of it, as git hooks set them. They are not passed on, because the
+repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CONFIG_COUNT, …) are passed on.
 """
 
 
-class NoText(InputError):
-    """What is at a path at a commit is no text that could describe a model."""
+class NotAModelText(InputError):
+    """The object at a path of a commit is not text that could describe a model."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a call of git wrote. code: its exit status."""
+class GitAnswer:
+    """The result of a call of git. code: exit status. out: standard output. message: one line of standard error."""
 
     code: int
     out: bytes
@@ -81,11 +81,11 @@ class Answer:
 
 
 def text_at(ref: str, path: Path) -> str | None:
-    """The text of a file at a commit, a branch or a tag; None if it was not there yet. `git` is run for it, in the
-    innermost folder above the file that holds a repository.
+    """Returns the text of a file at a commit, a branch or a tag; None if it did not exist.
 
-    Raises `InputError` if git is not installed, if the file lies in no repository or in that of another user, for an
-    unknown ref, and for a file that the repository has not fetched; `NoText` for a folder, a file above
+    `git` runs in the innermost folder above the file that holds a repository.
+    Raises `InputError` if git is not installed, if the file is in no repository or in that of another user, for an
+    unknown ref, and for a file that the repository has not fetched; `NotAModelText` for a folder, a file above
     `largest_text` and one that is not UTF-8.
     """
     if ref.startswith("-"):  # git would take it for an option
@@ -109,24 +109,25 @@ def text_at(ref: str, path: Path) -> str | None:
         return None
     _mode, kind, blob, size = entry.out.partition(b"\t")[0].decode().split()
     if kind != "blob":
-        raise NoText(f"{ref}:{path}: is a folder at that commit; expected a file")
+        raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not size.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
     limit = largest_text(path)
     if int(size) > limit:
-        raise NoText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
+        raise NotAModelText(f"{ref}:{path}: {int(size):,} bytes; expected at most {limit:,}")
     content = _git(root, "cat-file", "blob", blob, limit=limit)
     if content.code:
         raise InputError(f"{ref}:{path}: {content.message}; expected a file")
     try:
         return content.out.decode()
     except UnicodeDecodeError:
-        raise NoText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
+        raise NotAModelText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
 
 def repository_root(file: Path) -> Path | None:
-    """The innermost folder above a file that holds a `.git`: a folder with a HEAD, or the file that a linked worktree
-    or a submodule has. None if there is none. file: an absolute path.
+    """Returns the innermost folder above a file that holds a repository's `.git`; None if there is none.
+
+    `.git` is a folder with a HEAD, or the file of a linked worktree or a submodule. file: an absolute path.
     """
     for folder in file.parents:
         if os.path.isfile(folder / ".git") or os.path.lexists(folder / ".git" / "HEAD"):
@@ -135,8 +136,9 @@ def repository_root(file: Path) -> Path | None:
 
 
 def _require_its_own_repository(ref: str, root: Path) -> None:
-    """Raises `InputError` unless git finds the repository of `root` in its `.git`: where that is damaged, git would go
-    on with the folder itself as a bare repository, or with the folders above.
+    """Raises `InputError` unless git reads the `.git` of `root`.
+
+    With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
     answer = _git(root, "rev-parse", "--absolute-git-dir")
     if answer.code:
@@ -144,27 +146,27 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
             f"--git {ref}: {root}: {answer.message}; expected a repository that git opens (its setting safe.directory "
             "lists those of other users)"
         )
-    found = os.fsdecode(answer.out.removesuffix(b"\n"))
-    named = root / ".git"
+    git_folder = os.fsdecode(answer.out.removesuffix(b"\n"))
+    expected = root / ".git"
     try:
-        if named.is_file():
-            with named.open("rb") as file:
-                named = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        same = os.path.samefile(found, named)
+        if expected.is_file():
+            with expected.open("rb") as file:
+                expected = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+        same = os.path.samefile(git_folder, expected)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         same = False
     if not same:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
+def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
     settings = [word for setting in SETTINGS for word in ("-c", setting)]
     environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
-    # of a process group of its own, so that what git may have started ends with it
+    # a new process group, so that processes that git starts end with it
     process = subprocess.Popen(
         [program(), "--no-pager", *settings, *words],
         cwd=root,
@@ -187,7 +189,7 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
         answer = readers.submit(read, process.stdout, limit)
         message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            out, said = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            out, messages = answer.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -197,15 +199,15 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> Answer:
         finally:
             if process.returncode is None:
                 _end(process)
-    if len(out) > limit or len(said) > LARGEST_MESSAGE:
+    if len(out) > limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(f"--git: git {words[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
-    lines = said.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
+    lines = messages.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
     fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
-    return Answer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
+    return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends git, if it still runs, and what it started."""
+    """Ends git and the processes that it started."""
     if os.name == "posix":
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -214,11 +216,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def program() -> str:
-    """The path of git, from the folders of PATH that are absolute: another one would be a folder that a repository
-    may hold. Raises `InputError` if there is none.
+    """Returns the path of git from the absolute folders of PATH; a relative one could be in a repository.
+
+    Raises `InputError` if there is none.
     """
     for folder in os.get_exec_path():
-        found = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
-        if found is not None:
-            return found
+        path = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
+        if path is not None:
+            return path
     raise InputError("--git: the program git is not installed; expected it on the PATH")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ..accelerator import Configuration, Hardware, ListedHardware
 from ..errors import InputError, suggest
-from .files import parse_toml, read_text, validated
-from .names import plain
+from .files import parse_toml, read_text, validate
+from .names import normalized
 from .presets import presets_dir
 
 COMMON_HARDWARE = (
@@ -45,8 +45,7 @@ COMMON_HARDWARE = (
     "mi355x",
     "m3-ultra",
 )
-"""The accelerators that `llmcalc memory` compares by default: common ones of every memory size, to keep the list short.
-"""
+"""The accelerators that `llmcalc memory` lists by default: common ones of every memory size."""
 
 MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb)", re.IGNORECASE)
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -69,7 +68,7 @@ def hardware_names() -> tuple[str, ...]:
 def load_hardware(name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
     path = presets_dir() / "hardware" / f"{name}.toml"
-    return validated(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
+    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
 
 
 def find_hardware(wanted: str) -> Hardware:
@@ -79,8 +78,8 @@ def find_hardware(wanted: str) -> Hardware:
     """
     if Path(wanted).suffix.lower() == ".toml":
         return read_hardware(wanted)
-    sized = memory_alone(wanted)
-    return sized if sized is not None else _named(wanted)
+    sized = memory_only(wanted)
+    return sized if sized is not None else _by_name(wanted)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -91,10 +90,10 @@ def read_hardware(file: str) -> Hardware:
     """
     path = Path(file)
     data = parse_toml(read_text(path), file)
-    return validated(Hardware, {"title": path.stem, **data, "name": path.name}, file)
+    return validate(Hardware, {"title": path.stem, **data, "name": path.name}, file)
 
 
-def memory_alone(wanted: str) -> Hardware | None:
+def memory_only(wanted: str) -> Hardware | None:
     """Returns an accelerator with only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
@@ -113,63 +112,63 @@ def memory_alone(wanted: str) -> Hardware | None:
     return Hardware(name=name, title=name, memory_bytes=int(size), usable_memory_bytes=int(size), notes=notes)
 
 
-def _named(wanted: str) -> Hardware:
-    key = plain(wanted)
-    known: dict[str, str] = {}
+def _by_name(wanted: str) -> Hardware:
+    key = normalized(wanted)
+    names: dict[str, str] = {}
     for name in hardware_names():
         hardware = load_hardware(name)
         for spelling in (name, *hardware.aliases):
-            known.setdefault(plain(spelling), name)
-            if key and plain(spelling) == key:
+            names.setdefault(normalized(spelling), name)
+            if key and normalized(spelling) == key:
                 return hardware
-    sized = _configured(wanted)
+    sized = _by_configuration(wanted)
     if sized is not None:
         return sized
-    near = suggest(wanted, list(hardware_names())) or suggest(key, known)
+    near = suggest(wanted, list(hardware_names())) or suggest(key, names)
     raise InputError(
         f"no accelerator called '{wanted}'.{near} Expected a name (llmcalc hardware lists all), a memory size such as "
         "24GiB, or a .toml file"
     )
 
 
-def _configured(wanted: str) -> Hardware | None:
+def _by_configuration(wanted: str) -> Hardware | None:
     """Returns one memory size of a chip that is sold with several: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
-    key = plain(wanted)
+    key = normalized(wanted)
     for name in hardware_names():
         hardware = load_hardware(name)
         for spelling in (name, *hardware.aliases) if hardware.configurations else ():
-            size = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(plain(spelling)))
-            if size is None or not key.startswith(plain(spelling)):
+            size = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
+            if size is None or not key.startswith(normalized(spelling)):
                 continue
-            sizes = {one.memory_bytes // 2**30: one for one in hardware.configurations}
+            sizes = {configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations}
             gib = int(size.group(1))
             if gib not in sizes:
                 raise InputError(
                     f"{wanted}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
-                    f"{', '.join(f'{name}-{one}gb' for one in sizes)}"
+                    f"{', '.join(f'{name}-{configuration}gb' for configuration in sizes)}"
                 )
-            return configured(hardware, sizes[gib])
+            return with_configuration(hardware, sizes[gib])
     return None
 
 
-def configured(hardware: Hardware, one: Configuration) -> Hardware:
+def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
     """Returns the accelerator with one of its memory sizes, named after the size: `m4-max-64gb`."""
-    gib = one.memory_bytes // 2**30
+    gib = configuration.memory_bytes // 2**30
     names = {
         "name": f"{hardware.name}-{gib}gb",
         "title": f"{hardware.title}, {gib} GiB",
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
-    return hardware.model_copy(update=names | dict(one))
+    return hardware.model_copy(update=names | dict(configuration))
 
 
-def find_each(names: Iterable[str]) -> list[Hardware]:
-    """The accelerators of these names; one that is named twice, by another alias, once."""
-    found: list[Hardware] = []
+def find_all(names: Iterable[str]) -> list[Hardware]:
+    """Returns the accelerators of these names, without duplicates."""
+    accelerators: list[Hardware] = []
     for hardware in map(find_hardware, names):
-        found += [] if hardware in found else [hardware]
-    return found
+        accelerators += [] if hardware in accelerators else [hardware]
+    return accelerators

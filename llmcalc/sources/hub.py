@@ -4,7 +4,7 @@
 This is the only module that uses the network, and only if no preset and no file matches. Fetched files are in the cache
 of `huggingface_hub`, and HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN work as usual. No code is ever fetched.
 
-A file's size is asked for first. What arrives is bounded in bytes, whatever the server said, and in time as a whole.
+The size of a file is requested first. Downloads are limited in bytes and in time, whatever the server says.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def fetch_config(target: str) -> Path:
     for a file or a download that is too large or too slow.
     """
     repo, revision = _split(target)
-    with _explained(target, "config.json"):
-        return _in_time(lambda deadline: _download(repo, "config.json", revision, LARGEST_CONFIG), CONFIG_SECONDS)
+    with _hub_errors(target, "config.json"):
+        return _with_deadline(lambda deadline: _download(repo, "config.json", revision, LARGEST_CONFIG), CONFIG_SECONDS)
 
 
 def fetch_headers(target: str) -> Checkpoint:
@@ -57,11 +57,11 @@ def fetch_headers(target: str) -> Checkpoint:
     Raises `InputError` as `fetch_config` does.
     """
     repo, revision = _split(target)
-    with _explained(target, "safetensors weights"):
-        return _in_time(lambda deadline: _headers(repo, revision, deadline), HEADERS_SECONDS)
+    with _hub_errors(target, "safetensors weights"):
+        return _with_deadline(lambda deadline: _headers(repo, revision, deadline), HEADERS_SECONDS)
 
 
-def _in_time(work: Callable[[float], Result], seconds: float) -> Result:
+def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
     """Returns the result of a function of its deadline. Raises `InputError` if it takes longer than `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
@@ -82,16 +82,16 @@ def _in_time(work: Callable[[float], Result], seconds: float) -> Result:
     if errors:
         raise errors[0]
     if not results:
-        raise _TooMuch(f"the hub did not send all of it within {seconds:.0f} s")
+        raise _LimitExceeded(f"the hub did not send all of it within {seconds:.0f} s")
     return results[0]
 
 
-class _TooMuch(Exception):
+class _LimitExceeded(Exception):
     """More bytes or seconds than the bound."""
 
 
 def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
-    """The path of a repository's file in the cache, which is downloaded if needed."""
+    """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
     import huggingface_hub
@@ -104,14 +104,14 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
             huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
         ).size
         if size is not None and size > limit:
-            raise _TooMuch(f"{name} has {size:,} bytes; expected at most {limit:,}")
+            raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
             more = {"tqdm_class": _counter(name, limit)}
     return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **more))
 
 
 def _counter(name: str, limit: int) -> type[Any]:
-    """A progress bar that shows nothing, and stops a download of more than `limit` bytes."""
+    """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
@@ -120,14 +120,14 @@ def _counter(name: str, limit: int) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             self.arrived += n or 0
             if self.arrived > limit:
-                raise _TooMuch(f"{name} has more bytes than the hub said; expected at most {limit:,}")
+                raise _LimitExceeded(f"{name} has more bytes than the hub said; expected at most {limit:,}")
             return bool(super().update(n))
 
     return Counter
 
 
 def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
-    """The tensors of a repository: of its single file, or of the files in its index."""
+    """Fetches the tensors of a repository: of its single file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -147,7 +147,7 @@ def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """File → the JSON of its header, several at a time."""
+    """Fetches file → JSON of its header, several at a time."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
@@ -183,7 +183,9 @@ def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
     if len(start) < 10 or length < 2:
         raise InputError(f"{name}: header length {length:,}; not a safetensors checkpoint")
     if length > most:
-        raise _TooMuch(f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers")
+        raise _LimitExceeded(
+            f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
+        )
     if length + 8 > len(start):
         start = _fetch_start(url, length + 8, deadline)
     if length + 8 > len(start):
@@ -192,7 +194,7 @@ def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
 
 
 def _fetch_start(url: str, count: int, deadline: float) -> bytes:
-    """The first `count` bytes of a file, or all of a shorter one."""
+    """Fetches the first `count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
     library: Any = utils
@@ -200,13 +202,13 @@ def _fetch_start(url: str, count: int, deadline: float) -> bytes:
     session: Any = library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
-            return _taken(response.status_code, response.iter_raw(), count, deadline)
+            return _first_bytes(response.status_code, response.iter_raw(), count, deadline)
     with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
-        return _taken(response.status_code, response.iter_content(2**16), count, deadline)
+        return _first_bytes(response.status_code, response.iter_content(2**16), count, deadline)
 
 
-def _taken(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
-    """The first `count` bytes of an answer, whatever else the server sends."""
+def _first_bytes(status: int, parts: Iterable[bytes], count: int, deadline: float) -> bytes:
+    """Reads the first `count` bytes of a response."""
     if status not in (200, 206):
         raise OSError(f"HTTP status {status}")
     data = bytearray()
@@ -215,7 +217,7 @@ def _taken(status: int, parts: Iterable[bytes], count: int, deadline: float) -> 
         if len(data) >= count:
             break
         if time.monotonic() > deadline:
-            raise _TooMuch("the hub is too slow")
+            raise _LimitExceeded("the hub is too slow")
     return bytes(data[:count])
 
 
@@ -225,7 +227,7 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _explained(target: str, what: str) -> Iterator[None]:
+def _hub_errors(target: str, what: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` of one line, with a fix."""
     try:
         from huggingface_hub import errors
@@ -262,7 +264,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{target}: {str(error).removeprefix(f'{target}: ')}") from None
-    except _TooMuch as error:
+    except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
         for types, why in kinds:

@@ -15,7 +15,7 @@ from ..components.choice import PARTS
 from ..components.stack import Stack
 from ..record import NONE
 from .fields import field_members
-from .preset import UNWRITTEN, Preset
+from .preset import NOT_IN_FILES, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -24,7 +24,7 @@ PARTIAL = "Partial"
 
 
 def description_schema() -> dict[str, Any]:
-    """The JSON Schema of a description: what a preset's TOML file may hold."""
+    """Returns the JSON Schema of a description, which is a preset's TOML file."""
     classes = _reachable(Preset)
     layers = {name for field in ("block", "variants") for name in _reachable_from(Stack, field)}
     definitions = {name: _definition(cls) for name, cls in classes.items()}
@@ -35,42 +35,42 @@ def description_schema() -> dict[str, Any]:
         whole = definitions[name]
         definitions[name + PARTIAL] = {key: _partial(value) for key, value in whole.items() if key != "required"}
     root = definitions.pop("Preset")
-    root["properties"] = {key: value for key, value in root["properties"].items() if key not in UNWRITTEN}
-    return {"$schema": DRAFT, "title": "llmcalc description", **_without(root, "title"), "$defs": definitions}
+    root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
+    return {"$schema": DRAFT, "title": "llmcalc description", **_without_keys(root, "title"), "$defs": definitions}
 
 
 def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Every class that a table below it can be, by name."""
-    found: dict[str, type[BaseModel]] = {}
+    """Returns name → class, for every class of a nested table."""
+    classes: dict[str, type[BaseModel]] = {}
     waiting = [root]
     while waiting:
         cls = waiting.pop()
-        if cls.__name__ not in found:
-            found[cls.__name__] = cls
-            waiting += [one for field in cls.model_fields.values() for one in field_members(field)]
-    return found
+        if cls.__name__ not in classes:
+            classes[cls.__name__] = cls
+            waiting += [member for field in cls.model_fields.values() for member in field_members(field)]
+    return classes
 
 
 def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
-    return [name for one in field_members(cls.model_fields[field]) for name in _reachable(one)]
+    return [name for member in field_members(cls.model_fields[field]) for name in _reachable(member)]
 
 
 def _definition(cls: type[BaseModel]) -> dict[str, Any]:
-    """A class without the classes below it, which are references."""
-    made = cls.model_json_schema(ref_template="#/$defs/{model}")
-    found: dict[str, Any] = _referring(made.get("$defs", {}).get(cls.__name__, made))
-    return _without(found, "$defs", "$ref")
+    """Returns the definition of a class, with references to nested classes."""
+    schema = cls.model_json_schema(ref_template="#/$defs/{model}")
+    definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
+    return _without_keys(definition, "$defs", "$ref")
 
 
-def _referring(schema: Any) -> Any:
-    """References for names of parts, and the word `none`, which TOML has for null."""
+def _with_references(schema: Any) -> Any:
+    """Replaces names of parts by references, and null by the word `none`, which TOML uses for it."""
     if isinstance(schema, list):
-        return [_referring(one) for one in schema]
+        return [_with_references(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    out = {key: _referring(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    out = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
     if PARTS in schema:
         refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
         return {**out, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
@@ -80,13 +80,13 @@ def _referring(schema: Any) -> Any:
 
 
 def _partial(schema: Any) -> Any:
-    """The same with references to classes without required fields."""
+    """Replaces references by those to classes without required fields."""
     if isinstance(schema, list):
-        return [_partial(one) for one in schema]
+        return [_partial(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial(value) for key, value in schema.items()}
 
 
-def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def _without_keys(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in keys}

@@ -1,4 +1,4 @@
-"""Tells the kind of a TARGET from its name alone, without heavy imports."""
+"""Determines the kind of a TARGET from its name, without slow imports."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HUB_URL = re.compile(
 
 def hub_id_of(target: str) -> str:
     """Returns the hub id in a hub URL, with its revision if that is not `main`; empty for any other TARGET."""
-    found = HUB_URL.match(target)
-    if found is None:
+    match = HUB_URL.match(target)
+    if match is None:
         return ""
-    revision = found["revision"]
-    return found["id"] if revision in (None, "main") else f"{found['id']}@{revision}"
+    revision = match["revision"]
+    return match["id"] if revision in (None, "main") else f"{match['id']}@{revision}"
 
 
 HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
@@ -40,11 +40,11 @@ def is_hub_id(target: str) -> bool:
     return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
 
 
-def spelled(name: str) -> str:
-    """A name without case and punctuation except decimal points, so that `OPT-1.3B` does not match `opt-13b`."""
+def normalized_with_points(name: str) -> str:
+    """Removes case and punctuation from a name, except decimal points: `OPT-1.3B` does not match `opt-13b`."""
     return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", name.lower())
 
 
-def plain(name: str) -> str:
-    """A name without case and punctuation (`Llama-3_8B` matches `llama3-8b`). A hub id keeps its organisation."""
+def normalized(name: str) -> str:
+    """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
     return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

@@ -14,7 +14,7 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
-from .names import plain
+from .names import normalized
 
 
 class Published(Record):
@@ -49,7 +49,7 @@ class Training(Record):
     note: str | None = None
 
 
-UNWRITTEN = ("name", "asked", "changes", "config", "notes")
+NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -112,16 +112,14 @@ class Preset(Record):
     def display(self) -> str:
         """The name for headings: the title, after the alias if the user gave an alias, and the overrides."""
         title = self.title or self.name
-        alias = next((alias for alias in self.aliases if plain(alias) == plain(self.asked)), None)
+        alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         shown = title if alias is None else f"{alias} ({title})"
         return f"{shown}, modified ({', '.join(self.changes)})" if self.changes else shown
 
 
 @contextmanager
-def about(preset: Preset | None) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about, where there is one;
-    what is not installed is missing for any.
-    """
+def name_in_errors(preset: Preset | None) -> Iterator[None]:
+    """Adds the model's name to the message of an `InputError`, except for a missing package."""
     try:
         yield
     except MissingExtra:

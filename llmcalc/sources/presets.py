@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .files import parse_toml, read_text, validated
-from .names import plain, spelled
+from .files import parse_toml, read_text, validate
+from .names import normalized, normalized_with_points
 from .preset import Preset
 
 
@@ -29,7 +29,7 @@ def model_names() -> tuple[str, ...]:
 
 @cache
 def _text(name: str) -> str:
-    """The file of a preset, which does not change while a program runs."""
+    """Returns the text of a preset's file; cached, because it does not change during a run."""
     return read_text(presets_dir() / "models" / f"{name}.toml")
 
 
@@ -41,7 +41,7 @@ def read_preset(name: str) -> dict[str, Any]:
 @cache
 def load_preset(name: str) -> Preset:
     """Loads the preset with exactly this file name."""
-    return validated(Preset, {**read_preset(name), "name": name}, name)
+    return validate(Preset, {**read_preset(name), "name": name}, name)
 
 
 @cache
@@ -50,20 +50,20 @@ def find_preset(wanted: str) -> str | None:
 
     A match that keeps decimal points is preferred.
     """
-    if not plain(wanted):
+    if not normalized(wanted):
         return None
-    for form in (spelled, plain):
+    for form in (normalized_with_points, normalized):
         key = form(wanted)
-        found = next((name for name in model_names() if form(name) == key), None) or _called(key, form)
-        if found is not None:
-            return found
+        preset = next((name for name in model_names() if form(name) == key), None) or _with_alias(key, form)
+        if preset is not None:
+            return preset
     return None
 
 
-def _called(alias: str, form: Callable[[str], str]) -> str | None:
+def _with_alias(alias: str, form: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias. Only files that contain it are parsed, because there are hundreds.
 
-    form: `spelled` or `plain`, the form in which aliases are compared.
+    form: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
     mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
@@ -74,9 +74,9 @@ def _called(alias: str, form: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Every alias in plain form → the preset's name. It reads all presets, so it is used for suggestions only."""
-    found: dict[str, str] = {}
+    """Returns normalized alias → preset's name. It reads all presets, so it is used for suggestions only."""
+    by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
-            found.setdefault(plain(alias), name)
-    return found
+            by_alias.setdefault(normalized(alias), name)
+    return by_alias

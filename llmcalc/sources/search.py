@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InputError, suggest
-from .names import plain
+from .names import normalized
 from .presets import aliases, find_preset, load_preset, model_names
 
 
@@ -16,23 +16,23 @@ def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
     """
     if not wanted:
         return list(model_names()), False
-    found: set[str] = set()
+    names: set[str] = set()
     exact = True
     for text in wanted:
-        name = find_preset(text) if plain(text) else None
+        name = find_preset(text) if normalized(text) else None
         if name is not None:
-            found.add(name)
+            names.add(name)
             continue
         exact = False
-        matches = [n for n in model_names() if plain(text) and plain(text) in _spellings(n)]
+        matches = [n for n in model_names() if normalized(text) and normalized(text) in _spellings(n)]
         if not matches:
             near = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{near} (llmcalc presets lists all)")
-        found.update(matches)
-    return sorted(found), exact
+        names.update(matches)
+    return sorted(names), exact
 
 
 def _spellings(name: str) -> str:
     """All names of a preset, separated so that a text cannot match across two of them."""
     preset = load_preset(name)
-    return "\n".join(plain(text) for text in (name, preset.title, *preset.aliases))
+    return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, suggest
-from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validated
+from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
-from .preset import UNWRITTEN, Preset
+from .preset import NOT_IN_FILES, Preset
 from .presets import aliases, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def load(
     allow_unknown: whether to ignore misspelt fields and unknown sizes in a Hugging Face config.
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
-    named, own = _split(target)
+    named, in_target = _split(target)
     name, where, data = _read(named, head, allow_unknown)
     if head is not None and "config" not in data:
         raise InputError(f"--head: {named} is not a Hugging Face config; expected one, or --set head.type={head}")
-    return _checked(name, where, {**_changed(data, (*own, *overrides)), "asked": named})
+    return _validate(name, where, {**_apply_overrides(data, (*in_target, *overrides)), "asked": named})
 
 
-def _changed(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Applies the overrides to the model of a description.
 
     Published figures are removed, because they do not hold for the changed model.
@@ -46,7 +46,7 @@ def _changed(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]
         return data
     model: Any = data.get("model")
     for override in overrides if isinstance(model, dict) else ():
-        model = _overridden(model, override)
+        model = _set_field(model, override)
     return {**data, "model": model, "changes": overrides, "published": {}}
 
 
@@ -56,15 +56,15 @@ def _split(target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id:
         return hub_id, ()
     named, mark, changes = target.partition("?")
-    if not mark or _is(Path(target).exists):
+    if not mark or _path_is(Path(target).exists):
         return target, ()
     return named, tuple(filter(None, changes.split("&")))
 
 
-def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
+def _validate(name: str, where: str, data: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields that a spec field came from."""
     try:
-        return validated(Preset, {**data, "name": name}, where)
+        return validate(Preset, {**data, "name": name}, where)
     except InputError as error:
         if not isinstance(data.get("config"), dict):
             raise
@@ -85,8 +85,8 @@ def load_text(
 
     Raises `InputError` as `load` does.
     """
-    data = _described(text, where, head, allow_unknown)
-    return _checked(name, where, {**_changed(data, overrides), "asked": where})
+    data = _describe_text(text, where, head, allow_unknown)
+    return _validate(name, where, {**_apply_overrides(data, overrides), "asked": where})
 
 
 def load_config(
@@ -101,7 +101,7 @@ def load_config(
     require_shallow(dict(config), "config")
     data = described(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _checked(name, "config", _changed(data, overrides))
+    return _validate(name, "config", _apply_overrides(data, overrides))
 
 
 def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -120,16 +120,16 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
         )
     if path.suffix == ".json":
         return _config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _is(path.is_file):
+    if path.suffix == ".toml" or _path_is(path.is_file):
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
         return path.stem, target, _native(read_text(path), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
-    if _is((path / "config.json").is_file):
+    if _path_is((path / "config.json").is_file):
         return _config(path / "config.json", head, allow_unknown)
-    if _is(path.is_dir):
+    if _path_is(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
         )
@@ -142,11 +142,11 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
 
 
 def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    return "stdin", "standard input", _described(read_stdin(), "standard input", head, allow_unknown)
+    return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
 
 
-def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
-    """The description in a `config.json` or in a native description; the first character tells which it is."""
+def _describe_text(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
+    """Parses a `config.json` or a native description; the first character tells which it is."""
     if not is_object(text):
         return _native(text, where)
     from .huggingface.file import described, parse_config
@@ -159,9 +159,9 @@ def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool
 
 
 def _native(text: str, where: str) -> dict[str, Any]:
-    """A native description. Raises `InputError` for what only a loaded model has."""
+    """Parses a native description. Raises `InputError` for fields that only a loaded model has."""
     data = parse_toml(text, where)
-    for name in UNWRITTEN:
+    for name in NOT_IN_FILES:
         if name in data:
             raise InputError(f"{where}: {name}: unknown field; remove it or correct its name")
     return data
@@ -174,7 +174,7 @@ def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str
     return name, str(path), description
 
 
-def _is(question: Callable[[], bool]) -> bool:
+def _path_is(question: Callable[[], bool]) -> bool:
     """Answers a question about a path; False if the text cannot be a path, for example because it is too long."""
     try:
         return question()
@@ -187,7 +187,7 @@ def _unknown(target: str) -> str:
     return f"no preset, file or hub id called '{target}'.{near} (llmcalc presets lists all)"
 
 
-def _overridden(model: dict[str, Any], override: str) -> dict[str, Any]:
+def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
     """Returns a copy of `model` with one field replaced. A path may omit leading tables if only one field matches."""
     path, equals, text = override.partition("=")
     path = path.strip()
@@ -196,7 +196,7 @@ def _overridden(model: dict[str, Any], override: str) -> dict[str, Any]:
     steps = _resolve(model, path.split("."), override)
     value = text.strip() if steps[-1] == "type" else _value(text.strip())  # here `none` is the name of a type
     require_shallow(value, f"--set {path}")
-    return _replaced(model, steps, value)
+    return _replace_at(model, steps, value)
 
 
 def _value(text: str) -> Any:
@@ -211,14 +211,14 @@ def _value(text: str) -> Any:
         return text
 
 
-def _resolve(model: dict[str, Any], asked: list[str], override: str) -> list[str]:
+def _resolve(model: dict[str, Any], wanted: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field: a field that is set, or one that a table on the path can have."""
     present = list(_paths(model))
-    fits = [p for p in present if p[-len(asked) :] == asked]
+    fits = [p for p in present if p[-len(wanted) :] == wanted]
     if not fits:
-        fits = _could_hold(model, asked)
-    if asked in fits:
-        return asked
+        fits = _unset_fields(model, wanted)
+    if wanted in fits:
+        return wanted
     if len(fits) > 1:  # the block's field applies to all layers, so it wins over a variant's
         shared = [p for p in fits if "variants" not in p]
         fits = shared or fits
@@ -226,32 +226,32 @@ def _resolve(model: dict[str, Any], asked: list[str], override: str) -> list[str
         return fits[0]
     if not fits:
         known = sorted({p[-1] for p in present} | set(_all_fields()))
-        if asked[-1] in known:
+        if wanted[-1] in known:
             raise InputError(
-                f"--set {override}: no part of this model has a field '{'.'.join(asked)}'; expected a field of its "
+                f"--set {override}: no part of this model has a field '{'.'.join(wanted)}'; expected a field of its "
                 "parts"
             )
-        raise InputError(f"--set {override}: the model has no field '{'.'.join(asked)}'.{suggest(asked[-1], known)}")
+        raise InputError(f"--set {override}: the model has no field '{'.'.join(wanted)}'.{suggest(wanted[-1], known)}")
     raise InputError(
-        f"--set {override}: '{'.'.join(asked)}' is ambiguous; expected one of {', '.join('.'.join(p) for p in fits)}"
+        f"--set {override}: '{'.'.join(wanted)}' is ambiguous; expected one of {', '.join('.'.join(p) for p in fits)}"
     )
 
 
 def _paths(table: dict[str, Any], before: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
-    found: list[list[str]] = []
+    paths: list[list[str]] = []
     for key, value in table.items():
-        found.append([*before, key])
+        paths.append([*before, key])
         if isinstance(value, dict):
-            found += _paths(value, (*before, key))
-    return found
+            paths += _paths(value, (*before, key))
+    return paths
 
 
-def _could_hold(model: dict[str, Any], asked: list[str]) -> list[list[str]]:
+def _unset_fields(model: dict[str, Any], wanted: list[str]) -> list[list[str]]:
     """Returns the paths where the field is not set but is a field of the spec."""
     from .fields import field_paths
 
-    return [p for p in field_paths(model) if p[-len(asked) :] == asked]
+    return [p for p in field_paths(model) if p[-len(wanted) :] == wanted]
 
 
 def _all_fields() -> list[str]:
@@ -260,11 +260,11 @@ def _all_fields() -> list[str]:
     return all_field_names()
 
 
-def _replaced(table: dict[str, Any], steps: list[str], value: Any) -> dict[str, Any]:
+def _replace_at(table: dict[str, Any], steps: list[str], value: Any) -> dict[str, Any]:
     out = dict(table)
     if len(steps) == 1:
         out[steps[0]] = value
     else:
         below = out.get(steps[0])
-        out[steps[0]] = _replaced(below if isinstance(below, dict) else {}, steps[1:], value)
+        out[steps[0]] = _replace_at(below if isinstance(below, dict) else {}, steps[1:], value)
     return out

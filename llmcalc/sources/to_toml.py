@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from ..components.base import Part
 from ..components.stack import BASE, Stack
 from ..record import NONE
-from .preset import UNWRITTEN, Preset
+from .preset import NOT_IN_FILES, Preset
 
-NOT_WRITTEN = {"model", *UNWRITTEN}
+NOT_WRITTEN = {"model", *NOT_IN_FILES}
 
 
 def description(preset: Preset) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def dump_toml(preset: Preset) -> str:
     """Returns the description as TOML. Imports tomli-w."""
     import tomli_w
 
-    return UNPRINTABLE.sub(lambda found: _escape(found[0]), tomli_w.dumps(description(preset)))
+    return UNPRINTABLE.sub(lambda match: _escape(match[0]), tomli_w.dumps(description(preset)))
 
 
 UNPRINTABLE = re.compile(r"[^\n -~]")
@@ -45,7 +45,7 @@ def _escape(character: str) -> str:
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
-def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns a part's fields that are not defaults, with its `type` if it has one.
 
     beside: a table that the result will override; fields that it sets are included even if they are defaults.
@@ -56,11 +56,11 @@ def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, A
         if isinstance(part, Stack) and name == "variants":
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        if name != "type" and not field.is_required() and value == default and name not in (beside or {}):
+        if name != "type" and not field.is_required() and value == default and name not in (base or {}):
             continue
         if value is None and name == "type":
             continue
-        out[name] = _value(value, (beside or {}).get(name))
+        out[name] = _value(value, (base or {}).get(name))
     if isinstance(part, Stack) and part.variants:
         block = out["block"]
         out["variants"] = {
@@ -69,14 +69,14 @@ def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, A
     return out
 
 
-def _value(value: Any, beside: Any = None) -> Any:
+def _value(value: Any, base: Any = None) -> Any:
     if isinstance(value, Part):
-        alike = isinstance(beside, dict) and beside.get("type") == getattr(value, "type", None)
-        return _table(value, beside if alike else None)
+        alike = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
+        return _table(value, base if alike else None)
     if isinstance(value, dict):
-        return {key: _value(one) for key, one in value.items()}
+        return {key: _value(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     return NONE if value is None else value
 
 

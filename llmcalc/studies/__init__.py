@@ -1,1 +1,1 @@
-"""Studies of one model or several: comparison, shapes of equal cost, and rules of thumb."""
+"""Studies of one or several models: comparisons, budgets, layouts, shapes of equal cost, and rules of thumb."""

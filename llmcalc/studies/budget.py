@@ -1,4 +1,4 @@
-"""Whether models are within their budgets."""
+"""Checks models against a budget."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from ..accelerator import Hardware
 from ..costs.cache import kv
-from ..costs.context_length import beyond
-from ..costs.flops import flops, sight_of
+from ..costs.context_length import too_long_note
+from ..costs.flops import flops, run_config_of
 from ..costs.params import params
 from ..device_memory.cuda_runtime import runtime_of
 from ..device_memory.estimate import memory
@@ -26,11 +26,15 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 @dataclass(frozen=True)
 class Check:
-    """One value of a model beside its bounds.
+    """One value of a model and its bounds.
 
-    target: as the budget names it. key: of the budget. settings: of the run, those that the budget states. on: the
-    accelerator, for `fits`; empty elsewhere. measured: in parameters, FLOPs or bytes; exact. warning: that the model
-    was not made for so many tokens; empty if it was.
+    target: the model, as the budget names it.
+    key: the key of the budget, such as `params`.
+    settings: settings of the run in the budget.
+    measured: exact value, in parameters, FLOPs or bytes.
+    limits: the bounds.
+    on: the accelerator for the key `fits`; else empty.
+    warning: note that the sequence exceeds the model's context length; else empty.
     """
 
     target: str
@@ -47,83 +51,86 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first limit that does not hold; None if all do."""
+        """The first limit that is broken; None if all hold."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[Check]:
-    """Counts everything that a budget bounds. folder: the budget's, from which paths of its models start.
+    """Counts every value that a budget bounds. folder: the budget's folder, to which paths of models are relative.
 
-    Raises `InputError`, before anything is counted, for a target, an accelerator or a setting that does not exist.
+    Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    asked = [(each, _loaded(each, folder)) for each in budget.model]
-    counts = [count for each, preset in asked for count in _prepared(each, preset)]
+    models = [(model, _loaded(model, folder)) for model in budget.model]
+    counts = [count for model, preset in models for count in _prepare_checks(model, preset)]
     return [count() for count in counts]
 
 
-def _loaded(each: ModelBudget, folder: Path) -> Preset:
-    beside = folder / each.target
-    with _about(each.target):
-        return load(str(beside) if beside.exists() else each.target)
+def _loaded(model: ModelBudget, folder: Path) -> Preset:
+    path = folder / model.target
+    with _about(model.target):
+        return load(str(path) if path.exists() else model.target)
 
 
 @contextmanager
 def _about(where: str) -> Iterator[None]:
-    """Says which model and key an error is about."""
+    """Adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
-        said = str(error).startswith(f"{where}: ")
-        raise InputError(str(error) if said else f"{where}: {error}") from None
+        named_already = str(error).startswith(f"{where}: ")
+        raise InputError(str(error) if named_already else f"{where}: {error}") from None
 
 
-def _prepared(each: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
-    """Everything that is to be counted for one model, checked, and not yet counted."""
-    for key, bound in each.bounds.items():
-        where = f"{each.target}: {key}"
+def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
+    """Checks the settings of one model's bounds and yields functions that count the values."""
+    for key, bound in model.bounds.items():
+        where = f"{model.target}: {key}"
         with _about(where):
-            settings = _checked(key, bound)
+            settings = _setting_values(key, bound)
         if isinstance(bound, Fits):
             for name in bound.on:
                 with _about(where):
                     hardware = find_hardware(name)
-                yield _fitting(each, preset, bound, settings, hardware, where)
+                yield _fit_check(model, preset, bound, settings, hardware, where)
         else:
-            yield _counting(each, preset, key, bound, settings, where)
+            yield _value_check(model, preset, key, bound, settings, where)
 
 
-def _checked(key: str, bound: Bound | Fits) -> dict[str, Any]:
-    """The values that the settings of a bound mean. Raises `InputError` for a value that a setting does not take."""
-    known = SETTINGS[key]
-    return {known[name].name: known[name].checked(value, name) for name, value in bound.settings.items()}
+def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
+    """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
+    declared_settings = SETTINGS[key]
+    return {
+        declared_settings[name].name: declared_settings[name].checked(value, name)
+        for name, value in bound.settings.items()
+    }
 
 
-def _counting(
-    each: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], where: str
+def _value_check(
+    model: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], where: str
 ) -> Callable[[], Check]:
     def count() -> Check:
         with _about(where):
             measured = _measured(preset, key, settings)
-        return Check(each.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
+        return Check(model.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
 
     return count
 
 
-def _fitting(
-    each: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, where: str
+def _fit_check(
+    model: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, where: str
 ) -> Callable[[], Check]:
     def count() -> Check:
         with _about(where):
             needed = _device_bytes(preset, settings, hardware)
         limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
         warning = _too_long(preset, settings)
-        return Check(each.target, "fits", bound.settings, Fraction(needed), (limit,), hardware.name, warning)
+        return Check(model.target, "fits", bound.settings, Fraction(needed), (limit,), hardware.name, warning)
 
     return count
 
 
 def _too_long(preset: Preset, settings: dict[str, Any]) -> str:
-    return beyond(preset.model, settings.get("seq") or 0)
+    return too_long_note(preset.model, settings.get("seq") or 0)
 
 
 def _measured(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
@@ -136,18 +143,18 @@ def _measured(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
         case "kv_per_token":
             return Fraction(kv(spec, dtype_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
-            count = flops(spec, sight_of(spec, **settings))
+            count = flops(spec, run_config_of(spec, **settings))
             return Fraction(count.total) / Fraction(count.tokens)
         case _:
             return Fraction(_device_bytes(preset, settings))
 
 
-def _device_bytes(preset: Preset, given: dict[str, Any], hardware: Hardware | None = None) -> int:
-    settings = settings_with_shorthands(given)
+def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | None = None) -> int:
+    settings = settings_with_shorthands(values)
     runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
     return memory(preset.model, settings, preset.dtype, config=preset.checkpoint, runtime=runtime).device.device_bytes
 
 
 def broken(checks: Sequence[Check]) -> int:
-    """How many bounds do not hold."""
+    """Returns the number of checks whose bounds are broken."""
     return sum(not check.ok for check in checks)

@@ -21,7 +21,7 @@ from ..device_memory.settings import SHORTHANDS
 from ..device_memory.settings import Settings as RunSettings
 from ..errors import InputError, shown, suggest
 from ..record import Record
-from ..sources.files import parse_toml, read_text, validated
+from ..sources.files import parse_toml, read_text, validate
 from ..units import LONGEST_NUMBER, NUMBER, exact_number
 from ..workload.setting import Declared, Setting, declared
 from ..workload.workload import Phase
@@ -35,10 +35,10 @@ KINDS: Mapping[str, Kind] = {
     "flops_per_token": "FLOPs",
     "memory": "bytes",
 }
-"""Key of a bound → what it counts."""
+"""Key of a bound → the kind of its value."""
 
 RUN = {**declared(RunSettings), **SHORTHANDS}
-"""Name → every setting of a run on one device."""
+"""Name → setting of a run on one device."""
 
 CACHE_FORMAT = RUN["kv_dtype"]
 PASS = Declared("phase", Phase, Setting("The pass that is counted.", "What runs"))
@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, Mapping[str, Declared]] = {
     "memory": RUN,
     "fits": RUN,
 }
-"""Key → the settings that change its value, by their names in the file."""
+"""Key → settings that change its value, by their names in the file."""
 
 DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
 UNITS: Mapping[Kind, Mapping[str, int]] = {
@@ -64,7 +64,7 @@ UNITS: Mapping[Kind, Mapping[str, int]] = {
         **{f"{prefix}ib": 2 ** (10 * i) for i, prefix in enumerate("kmgtp", start=1)},
     },
 }
-"""What is counted → its units, in lower case."""
+"""Kind of value → factors of its units, in lower case."""
 
 EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 2e10", "bytes": "128 KiB or 24 GB"}
 
@@ -80,13 +80,13 @@ _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
 class Limit(Record):
-    """One side of a bound. value: exact, in parameters, FLOPs or bytes."""
+    """One side of a bound. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
     value: Fraction
 
     def holds(self, measured: Fraction) -> bool:
-        """Whether a value is within it."""
+        """Whether a value is within the limit."""
         match self.operator:
             case "<=":
                 return measured <= self.value
@@ -101,21 +101,21 @@ class Limit(Record):
 
 
 class Bound(Record):
-    """A bound on one value: one limit, or one from each side. settings: name → value as the file has it."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: name → value in the file."""
 
     limits: tuple[Limit, ...]
     settings: dict[str, Any] = {}
 
 
 class Fits(Record):
-    """Accelerators on which a run has to fit. settings: name → value as the file has it."""
+    """Accelerators on which a run has to fit. on: their names. settings: name → value in the file."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}
 
 
 class ModelBudget(Record):
-    """What one model may cost. Each field is a bound, or None where there is none; `fits` names accelerators."""
+    """The bounds of one model. Each field is a bound or None; `fits` names accelerators."""
 
     target: str
     params: Bound | None = None
@@ -130,22 +130,22 @@ class ModelBudget(Record):
     @model_validator(mode="before")
     @classmethod
     def _bounds(cls, data: Any) -> Any:
-        """Bounds as tables, from what a file says."""
+        """Converts the values of a file to tables of limits and settings."""
         if not isinstance(data, dict):
             return data
         for name in data:
             _check_key(name, cls.keys)
-        made = {key: _bound(key, value) if key in KINDS else value for key, value in data.items()}
-        if "fits" in made:
-            made["fits"] = _fits(made["fits"])
-        if made.keys() <= {"target"}:
+        tables = {key: _bound(key, value) if key in KINDS else value for key, value in data.items()}
+        if "fits" in tables:
+            tables["fits"] = _fits(tables["fits"])
+        if tables.keys() <= {"target"}:
             raise ValueError(f"bounds: none; expected one or more of {', '.join(cls.keys)}")
-        return made
+        return tables
 
     @property
     def bounds(self) -> dict[str, Bound | Fits]:
-        """Key → what is asked of it, in the order of the keys."""
-        return {key: found for key in self.keys if (found := getattr(self, key)) is not None}
+        """Key → bound, in the order of the keys."""
+        return {key: bound for key in self.keys if (bound := getattr(self, key)) is not None}
 
 
 class Budget(Record):
@@ -155,7 +155,7 @@ class Budget(Record):
 
 
 def read_budget(path: Path) -> Budget:
-    """Reads a budget. Raises `InputError`, which names the field, for a key, a unit or a value that is not known."""
+    """Reads a budget. Raises `InputError`, which names the field, for an unknown key, unit or value."""
     data = parse_toml(read_text(path), str(path))
     if not data.get("model"):
         raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
@@ -165,7 +165,7 @@ def read_budget(path: Path) -> Budget:
         )
     if isinstance(data["model"], dict):
         raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
-    return validated(Budget, data, str(path))
+    return validate(Budget, data, str(path))
 
 
 def _check_key(name: str, keys: tuple[str, ...]) -> None:
@@ -182,11 +182,11 @@ def _bound(key: str, value: Any) -> dict[str, Any]:
     kind, limits = KINDS[key], []
     settings: dict[str, Any] = {}
     if isinstance(value, dict):
-        settings = {name: one for name, one in value.items() if name not in ("max", "min")}
-        _known(key, settings, ("max", "min"))
+        settings = {name: setting for name, setting in value.items() if name not in ("max", "min")}
+        _check_settings(key, settings, ("max", "min"))
         for name, operator in (("max", "<="), ("min", ">=")):
             if name in value:
-                limits.append(_limit(f"{key}.{name}", value[name], kind, operator, fixed=True))
+                limits.append(_limit(f"{key}.{name}", value[name], kind, operator, operator_fixed=True))
         if not limits:
             raise ValueError(f"{key}: no bound; expected max or min")
         if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
@@ -198,14 +198,14 @@ def _bound(key: str, value: Any) -> dict[str, Any]:
 
 def _fits(value: Any) -> Any:
     if isinstance(value, dict):
-        settings = {name: one for name, one in value.items() if name != "on"}
-        _known("fits", settings, ("on",))
+        settings = {name: setting for name, setting in value.items() if name != "on"}
+        _check_settings("fits", settings, ("on",))
         return {"settings": settings, "on": _names(value.get("on"))}
     return {"on": _names(value)}
 
 
 def _names(value: Any) -> Any:
-    """Names of accelerators. Raises `ValueError` for none, and for too many."""
+    """Returns names of accelerators. Raises `ValueError` for none and for too many."""
     if not value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
     if isinstance(value, list) and len(value) > MOST_ACCELERATORS:
@@ -213,27 +213,31 @@ def _names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _known(key: str, settings: Mapping[str, Any], own: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a setting that does not change the value of a key."""
-    known = sorted([*own, *SETTINGS[key]])
-    listed = f"{', '.join(own)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(known)
+def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
+    """Raises `ValueError` for a setting that does not apply to a key."""
+    known = sorted([*other_keys, *SETTINGS[key]])
+    listed = f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(known)
     for name in settings:
         if name not in known:
             raise ValueError(f"{key}.{name}: unknown field; expected one of {listed}.{suggest(name, known)}")
 
 
-def _limit(where: str, given: Any, kind: Kind, operator: str, fixed: bool = False) -> dict[str, Any]:
-    """A limit from text or a whole number. operator: where the text has none. fixed: whether it may have one."""
+def _limit(where: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
+    """Parses a limit from text or a whole number.
+
+    operator: default if the text has none.
+    operator_fixed: whether the text must not have one.
+    """
     example = EXAMPLES[kind]
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise ValueError(f"{where}: {shown(given)} is no bound; expected text such as '{example}', or a whole number")
-    if isinstance(given, int) and abs(given) >= 10**LONGEST_NUMBER:
-        raise ValueError(f"{where}: {shown(given)}; expected a number of at most {LONGEST_NUMBER} digits")
-    match = _BOUND.fullmatch(str(given))
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{where}: {shown(value)} is no bound; expected text such as '{example}', or a whole number")
+    if isinstance(value, int) and abs(value) >= 10**LONGEST_NUMBER:
+        raise ValueError(f"{where}: {shown(value)}; expected a number of at most {LONGEST_NUMBER} digits")
+    match = _BOUND.fullmatch(str(value))
     if match is None:
-        raise ValueError(f"{where}: {shown(given)} is no bound; expected a number with a unit, such as {example}")
-    if fixed and match[1]:
-        raise ValueError(f"{where}: '{given}'; expected a number without {match[1]}, since the key says which side")
+        raise ValueError(f"{where}: {shown(value)} is no bound; expected a number with a unit, such as {example}")
+    if operator_fixed and match[1]:
+        raise ValueError(f"{where}: '{value}'; expected a number without {match[1]}, since the key says which side")
     factor = UNITS[kind].get(match[3].lower())
     if factor is None:
         raise ValueError(f"{where}: '{match[3]}' is no unit of it; expected a number such as {example}")

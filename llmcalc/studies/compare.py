@@ -184,10 +184,12 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
-    block = max(groups, key=lambda g: g[2])[1]
-    headed = [(one, sizes, count) for _, one, count in groups if (sizes := _heads(one, hidden_size)) is not None]
-    attending = [g for g in headed if _attends(g[0])] or headed
-    attention_block, sizes, _ = max(attending, key=lambda g: g[2]) if attending else (None, None, 0)
+    block = max(groups, key=lambda group: group[2])[1]
+    with_heads = [
+        (layer, sizes, count) for _, layer, count in groups if (sizes := _heads(layer, hidden_size)) is not None
+    ]
+    attending = [group for group in with_heads if _attends(group[0])] or with_heads
+    attention_block, sizes, _ = max(attending, key=lambda group: group[2]) if attending else (None, None, 0)
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,

@@ -1,4 +1,4 @@
-"""Whether a run fits on so many accelerators with some layout, how many it needs, and what would make it fit."""
+"""Whether a run fits on a number of accelerators, the fewest accelerators, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
-from .plan import RECOMPUTED, Candidate, Nearest, Planned, Walks, plan_of, replayed
+from .plan import RECOMPUTED, Candidate, LayoutEstimates, LayoutPlan, Nearest, plan_of, replayed
 
 MOST_TRIED = 2**16
-"""The most accelerators that are tried beside the number that is given."""
+"""Largest number of accelerators that is tried."""
 
 
 @dataclass(frozen=True)
 class DeviceFitting:
-    """Whether a run fits on so many accelerators.
+    """Whether a run fits on a number of accelerators.
 
-    planned: every layout of them. best: the one that is shown, which fits if any does. needed: the fewest accelerators
-    on which some layout fits; None if not even the most that are tried suffice. fewest: its layout there.
-    batch, seq: the most of each that fit with the best layout, with the other as given; 0 if none does.
-    changes: what makes it fit; empty if it fits as it is.
+    planned: the plan of all layouts.
+    best: the best layout; it fits if any does.
+    fit: the verdict on the best layout.
+    needed: fewest accelerators on which some layout fits; None if none of the tried numbers suffices.
+    fewest: the layout on the fewest accelerators.
+    batch: largest number of sequences that fits with the best layout; 0 if none does.
+    seq: largest sequence length that fits with the best layout; 0 if none does.
+    changes: changes that make it fit; empty if the run fits.
     """
 
-    planned: Planned
+    planned: LayoutPlan
     best: Candidate
     fit: Fit
     needed: int | None
@@ -43,150 +47,158 @@ class DeviceFitting:
 
     @property
     def memory(self) -> Memory:
-        return self.planned.one
+        return self.planned.memory
 
 
-def fit_devices(one: Memory, hardware: Hardware, asked: LayoutRequest, global_batch: int | None) -> DeviceFitting:
-    """Whether the training of a model fits on `asked.devices` accelerators.
+def fit_devices(memory: Memory, hardware: Hardware, asked: LayoutRequest, global_batch: int | None) -> DeviceFitting:
+    """Returns whether the training of a model fits on `asked.devices` accelerators.
 
-    global_batch: sequences of a step; None for one micro-batch of each accelerator.
+    global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
-    ask = Ask(Walks(one, framework(asked.framework or FOR_PLANS)), hardware, asked, global_batch)
-    planned = ask.planned(asked.devices)
+    question = DevicesQuestion(
+        LayoutEstimates(memory, framework(asked.framework or FOR_PLANS)), hardware, asked, global_batch
+    )
+    planned = question.planned(asked.devices)
     best = _best(planned)
     if best is None:
-        why = max(planned.plan.refused.items(), key=lambda each: each[1], default=("no layout has so many", 0))[0]
-        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible: {why}")
-    given = Fit(hardware, best.device_bytes)
-    fits = given.verdict != "no"
-    needed, fewest = _fewest(ask, planned)
+        reason = max(planned.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[0]
+        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible: {reason}")
+    fit = Fit(hardware, best.device_bytes)
+    fits = fit.verdict != "no"
+    needed, fewest = _fewest(question, planned)
     batch = seq = 0
     if fits:
-        use, longest = one.states.workload, learned_positions(one.spec) or MOST_SEQ
-        batch = _most(ask, best, "batch", 1, int(use.batch), MOST_BATCH)
-        seq = _most(ask, best, "seq", _tokens_of_each(best.layout), int(use.seq), longest)
-    changes = () if fits else tuple(_changes(ask, planned.devices, needed, fewest))
-    return DeviceFitting(planned, best, given, needed, fewest, batch, seq, changes)
+        use, longest = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
+        batch = _most(question, best, "batch", 1, int(use.batch), MOST_BATCH)
+        seq = _most(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
+    changes = () if fits else tuple(_changes(question, planned.devices, needed, fewest))
+    return DeviceFitting(planned, best, fit, needed, fewest, batch, seq, changes)
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What is asked. global_batch: as of `fit_devices`."""
+class DevicesQuestion:
+    """The run, the accelerator and the parallelism options of a search. global_batch: see `fit_devices`."""
 
-    walks: Walks
+    estimates: LayoutEstimates
     hardware: Hardware
     asked: LayoutRequest
     global_batch: int | None
 
-    def planned(self, devices: int, nearest: Nearest = "if none fits") -> Planned:
-        """The layouts of so many accelerators, of which the first is replayed. nearest: as of `plan`."""
+    def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
+        """Plans a number of accelerators and replays the best layout. nearest: see `plan`."""
         asked = replace(self.asked, devices=devices)
-        return plan_of(self.walks.one, self.hardware, asked, self.global_batch, 1, self.walks, nearest)
+        return plan_of(self.estimates.memory, self.hardware, asked, self.global_batch, 1, self.estimates, nearest)
 
     def feasible(self, devices: int) -> Candidate | None:
-        """The best layout of so many accelerators that fits; None if none does, or if no layout can be tried."""
+        """Returns the best layout of a number of accelerators that fits; None if none does or none is possible."""
         try:
             return next(iter(self.planned(devices, "never").plan.feasible), None)
         except InputError:
             return None
 
 
-def _best(planned: Planned) -> Candidate | None:
-    """The layout with the most headroom."""
+def _best(planned: LayoutPlan) -> Candidate | None:
+    """Returns the first layout that fits, else the one that requires least."""
     plan = planned.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
-def _fewest(ask: Ask, planned: Planned) -> tuple[int | None, Candidate | None]:
-    """The fewest accelerators, of those asked and their halves and doubles, on which some layout fits."""
+def _fewest(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
+    """Returns the fewest accelerators on which some layout fits, of the given number, its halves and its doubles."""
     devices = planned.devices
     if planned.plan.feasible:
-        return _fewest_halves(ask, devices, planned.plan.feasible[0])
+        return _fewest_halves(question, devices, planned.plan.feasible[0])
     while 2 * devices <= MOST_TRIED:
         devices *= 2
-        more = ask.feasible(devices)
-        if more is not None:
-            return devices, more
+        layout_that_fits = question.feasible(devices)
+        if layout_that_fits is not None:
+            return devices, layout_that_fits
     return None, None
 
 
-def _fewest_halves(ask: Ask, devices: int, found: Candidate) -> tuple[int, Candidate]:
-    """The smallest of a number's halves on which some layout fits, and its layout. found: the layout of that number.
+def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> tuple[int, Candidate]:
+    """Returns the smallest half of a number on which some layout fits, and that layout. best: the number's layout.
 
-    Where each accelerator has a micro-batch, a layout that fits does so with twice the replicas too, so the halves are
-    searched by bisection. With a fixed batch that need not be: they are tried one by one.
+    With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
+    searched by bisection. With a fixed batch they are tried in order.
     """
     halvings, impossible = 0, (devices & -devices).bit_length()
     while halvings + 1 < impossible:
-        further = halvings + 1 if ask.global_batch is not None else (halvings + impossible) // 2
-        fewer = ask.feasible(devices >> further)
+        further = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
+        fewer = question.feasible(devices >> further)
         if fewer is None:
             impossible = further
         else:
-            halvings, found = further, fewer
-    return devices >> halvings, found
+            halvings, best = further, fewer
+    return devices >> halvings, best
 
 
-def _tokens_of_each(layout: Layout) -> int:
-    """What lengths are a multiple of: ranks that divide a sequence have parts of one length, in a ring two of them."""
+def _length_multiple(layout: Layout) -> int:
+    """Returns the number of which every sequence length is a multiple, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
 REPLAYS = 4
-"""How often what fits by its tensors is replayed, and further if none of these replays fits."""
+"""Number of replays in the search for the largest run; there are more only if none fits."""
 
 CLOSE = 0.01
-"""Numbers whose distance is a smaller part of them are not told apart: blocks of the allocator are larger than that."""
+"""Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
-def _most(ask: Ask, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
-    """The most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
+def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
+    """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
-    Its tensors are walked for any number. What the allocator needs beside them is known where it was replayed, and lies
-    near a line between two of these numbers: where a number on that line does not fit, the next ones keep as much free
-    as it lacked, and twice that if they do not fit either.
+    The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
+    interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
+    in the next attempt, and twice as many after another failure.
     """
-    one, record, capacity = ask.walks.one, ask.walks.framework, ask.hardware.capacity_bytes
-    version, of = ask.asked.framework_version or "", (best.layout, best.micro_batches)
+    memory, record, capacity = question.estimates.memory, question.estimates.framework, question.hardware.capacity_bytes
+    version, layout_args = question.asked.framework_version or "", (best.layout, best.micro_batches)
 
     @cache
-    def walked(n: int) -> int:
-        return record.estimate(one.with_(**{name: n})).needed(*of)[0]
+    def tensor_bytes(number: int) -> int:
+        return record.estimate(memory.with_(**{name: number})).needed(*layout_args)[0]
 
-    low, high, free = (start, best.device_bytes - walked(start)), (start, 0), 0
+    low, high, free = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
 
-    def needed(n: int) -> int:
-        beside, over = low[1], max(0, n - low[0])
+    def needed(number: int) -> int:
+        overhead, distance = low[1], max(0, number - low[0])
         if high[0] > low[0]:
-            beside += (high[1] - beside) * over // (high[0] - low[0])
-        return walked(n) + beside + free
+            overhead += (high[1] - overhead) * distance // (high[0] - low[0])
+        return tensor_bytes(number) + overhead + free
 
     replays = 0
     while replays < REPLAYS or low[0] == start:
-        found = unit * largest(lambda n: needed(unit * n), capacity, max(1, start // unit), most // unit)
-        if found <= low[0]:
+        candidate = unit * largest(lambda number: needed(unit * number), capacity, max(1, start // unit), most // unit)
+        if candidate <= low[0]:
             break
-        bytes = walked(found)
-        replay, replays = replayed(one.with_(**{name: found}), record, version, *of), replays + 1
-        if replay > capacity:
-            free = max(2 * free, replay - capacity) if high[0] > low[0] else 0
-            high = found, replay - bytes
+        tensors = tensor_bytes(candidate)
+        replayed_bytes, replays = (
+            replayed(memory.with_(**{name: candidate}), record, version, *layout_args),
+            replays + 1,
+        )
+        if replayed_bytes > capacity:
+            free = max(2 * free, replayed_bytes - capacity) if high[0] > low[0] else 0
+            high = candidate, replayed_bytes - tensors
             continue
-        low, free = (found, replay - bytes), 0
+        low, free = (candidate, replayed_bytes - tensors), 0
         if high[0] <= low[0] or high[0] - low[0] <= max(unit, CLOSE * low[0]):
             break
     return low[0] // unit * unit
 
 
-def _changes(ask: Ask, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:
-    """What makes it fit: what runs again in the backward pass, and more accelerators."""
-    if ask.walks.one.settings.recompute in (None, "none"):
-        again = _best(replace(ask, walks=ask.walks.recomputed).planned(devices))
-        if again is not None:
+def _changes(question: DevicesQuestion, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:
+    """Yields changes that make it fit: full recomputation, and more accelerators."""
+    if question.estimates.memory.settings.recompute in (None, "none"):
+        recomputed = _best(replace(question, estimates=question.estimates.recomputed).planned(devices))
+        if recomputed is not None:
             yield Change(
-                f"--recompute {RECOMPUTED} {again.layout.options()}".strip(), Fit(ask.hardware, again.device_bytes)
+                f"--recompute {RECOMPUTED} {recomputed.layout.options()}".strip(),
+                Fit(question.hardware, recomputed.device_bytes),
             )
     if needed is not None and fewest is not None:
-        yield Change(f"--devices {needed} {fewest.layout.options()}".strip(), Fit(ask.hardware, fewest.device_bytes))
+        yield Change(
+            f"--devices {needed} {fewest.layout.options()}".strip(), Fit(question.hardware, fewest.device_bytes)
+        )

@@ -1,4 +1,4 @@
-"""Whether passes without gradients fit on so many accelerators: which layout of a replica does, and how much of it."""
+"""Whether inference fits on a number of accelerators, the best layout, and the largest run that fits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
 from .fit import Change, Fitting, fit
 
 NODE = 8
-"""The most ranks of a tensor group that are tried: devices that share the fastest link."""
+"""Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
-MOST = 2**10
-"""The most accelerators that are tried."""
+MOST_TRIED = 2**10
+"""Largest number of accelerators that is tried."""
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A layout, and what its worst rank requires. rank: that rank."""
+    """A layout with its largest rank. rank: number of that rank. fit: the verdict on it."""
 
     layout: Layout
     rank: int
@@ -35,15 +35,17 @@ class Replica:
 
 @dataclass(frozen=True)
 class ServingFitting:
-    """Whether passes fit.
+    """Whether inference fits on a number of accelerators.
 
-    one: the model and how it runs. tried: every layout of the devices, those with most replicas first. best: of those
-    that fit the one with most replicas; without any, the one that requires least. needed: the fewest accelerators of
-    one replica that fits; None if not even the most that are tried suffice. fewest: its layout.
-    fitting: the worst rank of the best layout, with the most users and the longest sequences that fit on all ranks.
+    memory: the run on one device.
+    tried: all layouts, most replicas first.
+    best: the layout that fits with most replicas; if none fits, the one that requires least.
+    needed: fewest accelerators of one replica that fits; None if none of the tried numbers suffices.
+    fewest: the layout of that replica.
+    fitting: the largest rank of the best layout, with the most users and the longest sequences that fit on all ranks.
     """
 
-    one: Memory
+    memory: Memory
     tried: tuple[Replica, ...]
     best: Replica
     needed: int | None
@@ -51,28 +53,29 @@ class ServingFitting:
     fitting: Fitting
 
 
-def fit_serving(one: Memory, hardware: Hardware, asked: LayoutRequest) -> ServingFitting:
-    """Whether passes fit on `asked.devices` accelerators with some layout. asked: sizes of groups that are given hold.
+def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> ServingFitting:
+    """Returns whether inference fits on `asked.devices` accelerators.
 
+    asked: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
-    tried = tuple(_replica(one, hardware, layout) for layout in _layouts(one, asked, asked.devices))
+    tried = tuple(_replica(memory, hardware, layout) for layout in _layouts(memory, asked, asked.devices))
     if not tried:
         raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible")
-    fitting = [each for each in tried if each.fit.verdict != "no"]
-    best = fitting[0] if fitting else min(tried, key=lambda each: each.fit.needed)
-    fewest = best.layout if fitting else _more(one, hardware, asked)
-    ranks = {best.rank, *_ends(best.layout)}
-    found = {rank: fit(rank_of(one, best.layout, rank, one.runtime), hardware) for rank in ranks}
-    worst = found[best.rank]
-    batch, seq = (min(getattr(each, name) for each in found.values()) for name in ("batch", "seq"))
+    fitting = [candidate for candidate in tried if candidate.fit.verdict != "no"]
+    best = fitting[0] if fitting else min(tried, key=lambda candidate: candidate.fit.needed)
+    fewest = best.layout if fitting else _layout_on_more(memory, hardware, asked)
+    ranks = {best.rank, *_end_ranks(best.layout)}
+    by_rank = {rank: fit(rank_of(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
+    worst = by_rank[best.rank]
+    batch, seq = (min(getattr(candidate, name) for candidate in by_rank.values()) for name in ("batch", "seq"))
     changes = worst.changes
     if not fitting and fewest is not None:
-        more = _replica(one, hardware, fewest)
+        more = _replica(memory, hardware, fewest)
         changes = (Change(f"--devices {fewest.world} {fewest.options()}", more.fit), *changes)
     return ServingFitting(
-        one,
+        memory,
         tried,
         best,
         None if fewest is None else fewest.tp * fewest.pp,
@@ -81,56 +84,58 @@ def fit_serving(one: Memory, hardware: Hardware, asked: LayoutRequest) -> Servin
     )
 
 
-def _layouts(one: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
-    """The layouts of so many devices, those with most replicas first, and of those the ones with the fewest stages."""
-    spec = one.spec
+def _layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
+    """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
+    spec = memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
     stages = divisors(devices, layers) if asked.pp is None else [asked.pp]
     tensors = divisors(devices, NODE) if asked.tp is None else [asked.tp]
     replicas = sorted((tp * pp, pp, tp) for pp in stages for tp in tensors if devices % (tp * pp) == 0)
-    for each, pp, tp in replicas:
-        dp = devices // each
+    for replica_size, pp, tp in replicas:
+        dp = devices // replica_size
         if pp > layers or asked.dp not in (None, dp):
             continue
-        split = asked.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
+        pp_layout = asked.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
         try:
-            given = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=split)
-            layout = layout_of(given)
+            request = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
+            layout = layout_of(request)
             check_serving(layout, framework_of(asked))
         except ImpossibleLayout:
             continue
-        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(one, layout):
+        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(memory, layout):
             yield layout
 
 
-def _has_program(one: Memory, layout: Layout) -> bool:
+def _has_program(memory: Memory, layout: Layout) -> bool:
     try:
-        for rank in _ends(layout):
-            rank_of(one, layout, rank, one.runtime)
+        for rank in _end_ranks(layout):
+            rank_of(memory, layout, rank, memory.runtime)
     except InputError:
         return False
     return True
 
 
-def _ends(layout: Layout) -> tuple[int, ...]:
-    """A rank of the first stage, and of the last: others have neither the embedding nor the head."""
+def _end_ranks(layout: Layout) -> tuple[int, ...]:
+    """Returns a rank of the first and of the last stage; other stages have neither embedding nor head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
-def _replica(one: Memory, hardware: Hardware, layout: Layout) -> Replica:
-    """The rank of a layout that requires most."""
-    sizes = {rank: rank_memory(rank_of(one, layout, rank, one.runtime)).device_bytes for rank in _ends(layout)}
+def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
+    """Returns a layout with its largest rank."""
+    sizes = {
+        rank: rank_memory(rank_of(memory, layout, rank, memory.runtime)).device_bytes for rank in _end_ranks(layout)
+    }
     rank = max(sizes, key=lambda rank: (sizes[rank], -rank))
     return Replica(layout, rank, Fit(hardware, sizes[rank]))
 
 
-def _more(one: Memory, hardware: Hardware, asked: LayoutRequest) -> Layout | None:
-    """The first layout that fits on twice as many accelerators, or on four times as many, and so on."""
+def _layout_on_more(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Layout | None:
+    """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
     assert asked.devices is not None
     devices = 2 * asked.devices
-    while devices <= MOST:
-        for layout in _layouts(one, replace(asked, dp=None), devices):
-            if layout.dp == 1 and _replica(one, hardware, layout).fit.verdict != "no":
+    while devices <= MOST_TRIED:
+        for layout in _layouts(memory, replace(asked, dp=None), devices):
+            if layout.dp == 1 and _replica(memory, hardware, layout).fit.verdict != "no":
                 return layout
         devices *= 2
     return None

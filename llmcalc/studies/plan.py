@@ -1,8 +1,8 @@
-"""Every layout of a model on so many devices that fits, and why the others do not.
+"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not.
 
-A layout fits if its worst rank fits in a replay on the allocator, which is what `llmcalc memory` says of it. A walk
-over its tensors, which is quicker, decides which layouts are worth a replay, and in what order; it does not know what
-the allocator keeps free. So a layout that was not replayed is listed apart, with an upper bound.
+A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
+its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
+the allocator, so a layout that was not replayed is listed separately, with an upper bound.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from ..parallel.schedules import Timetable, pipeline, timetable
 from ..parallel.search import Search, search
 
 NODE = 8
-"""Devices that share the fastest link, where the accelerator's record does not say."""
+"""Default number of devices that share the fastest link."""
 
 RECOMPUTED = "full"
-"""What `--recompute` says of every layer."""
+"""The value of `--recompute` that recomputes every layer."""
 
 Nearest: TypeAlias = Literal["always", "if none fits", "never"]
-"""When a plan looks for the layout that needs least, of those that do not fit."""
+"""When a plan searches for the layout that requires least, of those that do not fit."""
 
 TOO_MUCH = "needs more than the usable memory"
 
 
 FURTHER_REPLAYS = 10
-"""Layouts that are replayed at most beyond the rows, where some that were replayed do not fit."""
+"""Largest number of further replays if some replayed layouts do not fit."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A layout that may fit.
 
-    micro_batches: of a step. device_bytes: what its worst rank needs. capacity: what a device has.
-    communication_bytes: what a rank sends in a step. bubble: the share of a step in which a rank of the pipeline waits.
-        Both None of a layout that does not fit.
-    replayed: whether device_bytes is that of a replay on the allocator; if not, of tensors alone.
-    upper_bound: the most that its worst rank can need; device_bytes if it was replayed.
+    micro_batches: micro-batches per step.
+    device_bytes: bytes that the largest rank requires.
+    capacity: usable bytes of a device.
+    communication_bytes: bytes that a rank sends per step; None if the layout does not fit.
+    bubble: share of a step in which a rank of the pipeline waits; None if the layout does not fit.
+    replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
+    upper_bound: upper bound of device_bytes; equal to it after a replay.
     """
 
     layout: Layout
@@ -67,12 +69,14 @@ class Candidate:
 
 @dataclass
 class Plan:
-    """tried: number of layouts.
-    feasible: those whose worst rank was replayed and fits, the best first.
-    unreplayed: those whose tensors fit and that were not replayed, in the order in which they would have been.
-    replays: how many layouts were replayed to find those that fit.
-    refused: reason → how many.
-    nearest: of those that need more than there is, the one that needs least; replayed. None where it was not asked for.
+    """The layouts of a search, sorted by whether they fit.
+
+    tried: number of layouts.
+    feasible: layouts that fit in a replay, best first.
+    unreplayed: layouts whose tensors fit and that were not replayed, best first.
+    replays: number of layouts that were replayed.
+    refused: reason → number of layouts.
+    nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
     """
 
     tried: int
@@ -84,31 +88,37 @@ class Plan:
 
 
 @dataclass
-class Walks:
-    """Walks of a model's layouts, with what it recomputes or with every layer. What one has measured holds for any
-    number of devices.
-    """
+class LayoutEstimates:
+    """Peak estimates of a model's layouts, as configured and with full recomputation, for any number of devices."""
 
-    one: Memory
+    memory: Memory
     framework: Framework
 
     @cached_property
-    def given(self) -> PeakEstimate:
-        return self.framework.estimate(self.one)
+    def as_configured(self) -> PeakEstimate:
+        """The estimate with the run's own setting of recomputation."""
+        return self.framework.estimate(self.memory)
 
     @cached_property
-    def recomputed(self) -> Walks:
-        """The same with every layer run again in the backward pass."""
-        return Walks(self.one.with_(recompute=RECOMPUTED), self.framework)
+    def recomputed(self) -> LayoutEstimates:
+        """The estimates with every layer recomputed in the backward pass."""
+        return LayoutEstimates(self.memory.with_(recompute=RECOMPUTED), self.framework)
 
 
 @dataclass(frozen=True)
-class Planned:
-    """The layouts of a model on so many devices. walks: of the model. global_batch: of a step. tried: all layouts.
-    rows: how many were to be replayed.
+class LayoutPlan:
+    """The plan of a model on a number of devices.
+
+    estimates: peak estimates of the model.
+    hardware: the accelerator.
+    devices: number of accelerators.
+    global_batch: sequences per step of all devices.
+    plan: the layouts, sorted by whether they fit.
+    tried: all layouts of the search.
+    rows: number of layouts to replay.
     """
 
-    walks: Walks
+    estimates: LayoutEstimates
     hardware: Hardware
     devices: int
     global_batch: int
@@ -117,77 +127,82 @@ class Planned:
     rows: int
 
     @property
-    def one(self) -> Memory:
+    def memory(self) -> Memory:
         """The model and how it is trained."""
-        return self.walks.one
+        return self.estimates.memory
 
     @property
     def framework(self) -> Framework:
-        return self.walks.framework
+        return self.estimates.framework
 
     @cached_property
     def recomputed(self) -> int | None:
-        """How many layouts have tensors that fit if every layer runs again in the backward pass. None where that is no
-        question: enough fit without, or the run says itself what it recomputes.
+        """Number of layouts whose tensors fit with full recomputation.
+
+        None if enough layouts fit without it, or if the user set recomputation.
         """
-        asked = self.one.settings.recompute is None
+        asked = self.memory.settings.recompute is None
         if not asked or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
-        again, capacity = self.walks.recomputed.given, self.hardware.capacity_bytes
-        return len([of for of in self.tried.found if fits(again, *of, capacity)])
+        estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
+        return len([layout for layout in self.tried.found if fits(estimate, *layout, capacity)])
 
 
 def plan_of(
-    one: Memory,
+    memory: Memory,
     hardware: Hardware,
     asked: LayoutRequest,
     global_batch: int | None,
     rows: int,
-    walks: Walks | None = None,
+    estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
-) -> Planned:
+) -> LayoutPlan:
     """Plans the training of a model on `asked.devices` accelerators.
 
-    asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step; None for one
-    micro-batch of each accelerator. rows: how many layouts are replayed on the allocator. walks: of the model under
-    that framework, new ones by default. nearest: as of `plan`.
-    Raises `InputError` for what the framework does not have or is not modelled, and for a number of micro-batches,
-    which follows.
+    asked: parallelism options; group sizes in it apply to every layout.
+    global_batch: sequences per step; None for one micro-batch per accelerator.
+    rows: number of layouts to replay on the allocator.
+    estimates: peak estimates of the model under that framework; default new ones.
+    nearest: see `plan`.
+    Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
+    micro-batches is given.
     """
     assert asked.devices is not None
     record = framework(asked.framework or FOR_PLANS)
-    record.check(one, asked.framework_version or "")
-    use, spec = one.states, one.spec
+    record.check(memory, asked.framework_version or "")
+    use, spec = memory.states, memory.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
-    given = one.settings.num_microbatches
-    if given is not None:
+    micro_batches = memory.settings.num_microbatches
+    if micro_batches is not None:
         raise InputError(
-            f"--num-microbatches {given}: in a plan it follows from the layout and --global-batch, the sequences of a "
-            "step of all devices; expected --global-batch"
+            f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
+            "sequences of a step of all devices; expected --global-batch"
         )
     micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
     if global_batch is None:
         global_batch = micro_batch * asked.devices
-    tried = search(spec, asked.devices, global_batch, micro_batch, seq, record.layouts, asked, node)
-    walks = walks or Walks(one, record)
-    walk = walks.given
+    layouts = search(spec, asked.devices, global_batch, micro_batch, seq, record.layouts, asked, node)
+    estimates = estimates or LayoutEstimates(memory, record)
+    estimate = estimates.as_configured
 
-    def sent(layout: Layout, batches: int) -> int:
-        cluster = Cluster.of(one.with_(num_microbatches=batches), layout, record)
-        return sum(each.wire_bytes * each.count for each in cluster.messages_of(layout.rank(pp=0)))
+    def sent(layout: Layout, number: int) -> int:
+        cluster = Cluster.of(memory.with_(num_microbatches=number), layout, record)
+        return sum(message.wire_bytes * message.count for message in cluster.messages_of(layout.rank(pp=0)))
 
-    def replay(layout: Layout, batches: int, enough: int | None) -> int:
-        worst = walk.needed(layout, batches)[1] if enough is not None else 0
-        return replayed(one, record, asked.framework_version or "", layout, batches, worst, enough)
+    def replay(layout: Layout, number: int, enough: int | None) -> int:
+        worst = estimate.needed(layout, number)[1] if enough is not None else 0
+        return replayed(memory, record, asked.framework_version or "", layout, number, worst, enough)
 
     errors = record.estimate_errors
-    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replay, rows, errors, nearest)
-    return Planned(walks, hardware, asked.devices, global_batch, found, tried, rows)
+    result = plan(
+        layouts, hardware, lambda *layout_args: estimate.needed(*layout_args)[0], sent, replay, rows, errors, nearest
+    )
+    return LayoutPlan(estimates, hardware, asked.devices, global_batch, result, layouts, rows)
 
 
 def replayed(
-    one: Memory,
+    memory: Memory,
     framework: Framework,
     version: str,
     layout: Layout,
@@ -195,29 +210,29 @@ def replayed(
     stage: int = 0,
     enough: int | None = None,
 ) -> int:
-    """What the worst rank of a layout needs on the allocator, as `llmcalc memory` finds it.
+    """Returns the bytes that the largest rank of a layout requires on the allocator, as in `llmcalc memory`.
 
-    stage: whose rank is replayed first, 0 by default. enough: where that rank needs more than so many bytes, the others
-    are not replayed, and the answer is what it needs; None (default) replays all.
+    stage: pipeline stage whose rank is replayed first; default 0.
+    enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster = Cluster.of(one.with_(num_microbatches=micro_batches), layout, framework, version)
+    cluster = Cluster.of(memory.with_(num_microbatches=micro_batches), layout, framework, version)
     if enough is not None and layout.pp > 1:
-        first = cluster.rank_model(layout.rank(pp=stage), one.runtime).device.device_bytes
+        first = cluster.rank_model(layout.rank(pp=stage), memory.runtime).device.device_bytes
         if first > enough:
             return first
     return cluster.device_rank.device.device_bytes
 
 
-def fits(walk: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
-    """Whether the tensors of a layout's worst rank fit."""
+def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
+    """Whether the tensors of a layout's largest rank fit."""
     try:
-        return walk.needed(layout, micro_batches)[0] <= capacity
+        return estimate.needed(layout, micro_batches)[0] <= capacity
     except InputError:
         return False
 
 
 def plan(
-    found: Search,
+    layouts: Search,
     hardware: Hardware,
     needed: Callable[[Layout, int], int],
     sent: Callable[[Layout, int], int],
@@ -226,36 +241,40 @@ def plan(
     errors: EstimateErrors,
     nearest: Nearest = "always",
 ) -> Plan:
-    """Ranks layouts by the sum of their places by headroom, by communication and by bubble.
+    """Sorts layouts by the sum of their positions by headroom, by communication and by bubble, and replays the best.
 
-    needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
-    rank sends in a step. replayed: bytes of the worst rank on the allocator, or of any rank that needs more than the
-    number that is passed; asked of layouts in their order until `rows` of them fit. errors: those of `needed`.
-    nearest: when the layout that needs least, of those that do not fit, is looked for.
-    Raises `InputError` where every layout is refused, most for a reason that other sizes do not mend.
+    needed: (layout, micro-batches) → bytes of the tensors of its largest rank.
+    sent: (layout, micro-batches) → bytes that a rank sends per step.
+    replayed: (layout, micro-batches, enough) → bytes of its largest rank on the allocator, or of any rank above enough.
+    rows: number of fitting layouts after which replays end.
+    errors: bounds of the error of `needed`.
+    nearest: when the layout that requires least, of those that do not fit, is searched.
+    Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
-    result = Plan(found.tried)
+    result = Plan(layouts.tried)
     tight: list[Candidate] = []
     promising: list[Candidate] = []
 
-    for layout, batches in found.found:
+    for layout, micro_batches in layouts.found:
         try:
-            bytes = needed(layout, batches)
+            bytes = needed(layout, micro_batches)
             may_fit = errors.least(bytes) <= capacity
-            told = sent(layout, batches) if may_fit else None
+            sent_bytes = sent(layout, micro_batches) if may_fit else None
         except InputError as error:
-            found.refuse(error)
+            layouts.refuse(error)
             continue
-        waits = bubble(layout, batches) if may_fit else None
-        candidate = Candidate(layout, batches, bytes, capacity, told, waits, upper_bound=errors.most(bytes))
+        bubble_share = bubble(layout, micro_batches) if may_fit else None
+        candidate = Candidate(
+            layout, micro_batches, bytes, capacity, sent_bytes, bubble_share, upper_bound=errors.most(bytes)
+        )
         (promising if may_fit else tight).append(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
             bytes = replayed(candidate.layout, candidate.micro_batches, enough)
         except InputError as error:
-            found.refuse(error)
+            layouts.refuse(error)
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
@@ -263,17 +282,17 @@ def plan(
     for _ in range(min(len(waiting), rows + FURTHER_REPLAYS)):
         if len(result.feasible) == rows:
             break
-        again, result.replays = replay(waiting.pop(0), capacity), result.replays + 1
-        if again is not None:
-            (result.feasible if again.headroom >= 0 else tight).append(again)
+        replayed_candidate, result.replays = replay(waiting.pop(0), capacity), result.replays + 1
+        if replayed_candidate is not None:
+            (result.feasible if replayed_candidate.headroom >= 0 else tight).append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
         result.nearest = _least(tight, replay, errors)
-    result.refused = dict(found.refused)
+    result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or tight):
-        why = found.errors.get(max(result.refused, key=result.refused.__getitem__))
-        if why is not None and not isinstance(why, ImpossibleLayout):
-            raise why
+        reason = layouts.errors.get(max(result.refused, key=result.refused.__getitem__))
+        if reason is not None and not isinstance(reason, ImpossibleLayout):
+            raise reason
     if tight:
         result.refused[TOO_MUCH] = len(tight)
     return result
@@ -282,10 +301,10 @@ def plan(
 def _least(
     tight: list[Candidate], replay: Callable[[Candidate, int | None], Candidate | None], errors: EstimateErrors
 ) -> Candidate | None:
-    """Of layouts that need too much, the one that needs least in a replay; None without any.
+    """Returns the layout that requires least in a replay, of those that do not fit; None without any.
 
-    What is known of the others is less than what they need, up to the walk's error. A layout that cannot be replayed
-    leaves the list. The replay of one of which a rank needs more than the least so far ends with that rank.
+    It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
+    cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
     """
     least: Candidate | None = None
     replays = 0
@@ -294,49 +313,49 @@ def _least(
             least.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        again, replays = replay(candidate, None if least is None else least.device_bytes), replays + 1
-        if again is None:
+        replayed, replays = replay(candidate, None if least is None else least.device_bytes), replays + 1
+        if replayed is None:
             tight.remove(candidate)
-        elif least is None or again.device_bytes < least.device_bytes:
-            least = again
+        elif least is None or replayed.device_bytes < least.device_bytes:
+            least = replayed
     return least
 
 
 NEAREST_REPLAYS = 4
-"""Layouts that are replayed to find the one that needs least, where none fits."""
+"""Largest number of replays in the search for the layout that requires least, if none fits."""
 
 
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
-    """The best first."""
-    places: dict[int, int] = {}
+    """Sorts candidates by the sum of their positions by headroom, by communication and by bubble."""
+    position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
-        lambda one: -one.headroom,
-        lambda one: one.communication_bytes,
-        lambda one: one.bubble,
+        lambda candidate: -candidate.headroom,
+        lambda candidate: candidate.communication_bytes,
+        lambda candidate: candidate.bubble,
     )
     for key in keys:
-        values = sorted({key(one) for one in candidates})
+        values = sorted({key(candidate) for candidate in candidates})
         order = {value: place for place, value in enumerate(values)}
-        for one in candidates:
-            places[id(one)] = places.get(id(one), 0) + order[key(one)]
-    return sorted(candidates, key=lambda one: (places[id(one)], one.device_bytes))
+        for candidate in candidates:
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
+    return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
 
 
 def bubble(layout: Layout, micro_batches: int) -> float:
-    """The share of a step in which a rank waits, with backward passes twice as long as forward passes.
+    """Returns the share of a step in which a rank waits, with backward passes twice as long as forward passes.
 
-    The schedule is run with so many micro-batches that further ones are run without a wait.
+    The schedule is simulated only up to the micro-batches after which it repeats without a wait.
     """
     if layout.pp == 1:
         return 0.0
-    few = alike(layout, micro_batches)
-    found = _run(layout.pp, layout.vpp, layout.schedule, few)
-    more = (micro_batches - few) * layout.vpp * FORWARD_AND_BACKWARD
-    return found.idle / (found.time + more)
+    simulated = alike(layout, micro_batches)
+    timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated)
+    more = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
+    return timetable.idle / (timetable.time + more)
 
 
 FORWARD_AND_BACKWARD = 3
-"""The time of both passes through a chunk, where a forward pass takes 1."""
+"""Time of both passes through a chunk, in units of a forward pass."""
 
 
 @cache

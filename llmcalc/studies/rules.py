@@ -150,7 +150,7 @@ def conventions(count: FlopCount) -> list[Rule]:
         rule("exact_full", "exact, full pairs", "every query × every key", "", full),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal),
     ]
-    return rules + [rule(*found) for found in _rules(count)]
+    return rules + [rule(*fields) for fields in _rules(count)]
 
 
 Found: TypeAlias = tuple[str, str, str, str, int, str]
@@ -158,14 +158,14 @@ Found: TypeAlias = tuple[str, str, str, str, int, str]
 
 
 def _rules(count: FlopCount) -> Iterator[Found]:
-    p = params(count.spec, count.include)
+    count_of_params = params(count.spec, count.include)
     train, tokens = count.workload.phase == "training", count.tokens
     multiple = 6 if train else 2
-    for key, name, what, source, n in _parameters(p):
+    for key, name, what, source, n in _parameters(count_of_params):
         yield f"{key}_{multiple}n", name, f"{multiple}N{what}", source, multiple * n * tokens, f"N = {n:,}"
     if _is_plain_transformer(count.spec):
         yield from (_training_rules if train else _forward_rules)(
-            sizes(count.spec), p, count.workload.context + count.workload.seq, tokens
+            sizes(count.spec), count_of_params, count.workload.context + count.workload.seq, tokens
         )
 
 
@@ -223,15 +223,22 @@ def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Ite
         f"{DENSE}; 3 × its forward",
     )
     yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, reach), EVERY
-    once = exact_div(megatron(d, 1, reach, recompute=False), reach)
-    yield "megatron", "Megatron", "72Bsℓh²(1+s/6h+V/12ℓh)", MEGATRON, tokens * once, f"{MHA}; nothing recomputed"
-    again = exact_div(megatron(d, 1, reach, recompute=True), reach)
+    without_recompute = exact_div(megatron(d, 1, reach, recompute=False), reach)
+    yield (
+        "megatron",
+        "Megatron",
+        "72Bsℓh²(1+s/6h+V/12ℓh)",
+        MEGATRON,
+        tokens * without_recompute,
+        f"{MHA}; nothing recomputed",
+    )
+    with_recompute = exact_div(megatron(d, 1, reach, recompute=True), reach)
     yield (
         "megatron_recompute",
         "Megatron, recompute",
         "96Bsℓh²(1+s/6h+V/16ℓh)",
         MEGATRON_AGAIN,
-        tokens * again,
+        tokens * with_recompute,
         f"{MHA}; every layer recomputed",
     )
 

@@ -55,19 +55,19 @@ EVERY_MODEL = Selection()
 """No filter."""
 
 
-def require_attention(wanted: str | None, specs: Sequence[ModelSpec]) -> str | None:
+def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | None:
     """Returns the kind of attention in the models' spelling; the match is case-insensitive.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """
-    if wanted is None:
+    if name is None:
         return None
-    known = sorted(set().union(*map(attention_kinds, specs)))
-    if wanted.lower() not in known:
+    kinds = sorted(set().union(*map(attention_kinds, specs)))
+    if name.lower() not in kinds:
         raise InputError(
-            f"--attention: no model has '{wanted}'; expected one of {', '.join(known)}.{suggest(wanted, known)}"
+            f"--attention: no model has '{name}'; expected one of {', '.join(kinds)}.{suggest(name, kinds)}"
         )
-    return wanted.lower()
+    return name.lower()
 
 
 def attention_kinds(spec: ModelSpec) -> frozenset[str]:
@@ -79,17 +79,17 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     from ..components.base import TokenMixer
     from .layers import distinct_blocks
 
-    found: set[str] = set()
+    kinds: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
         sizes = mixer.heads(spec.hidden_size)
         kind = mixer.type
         if kind == "attention" and sizes is not None and sizes.kv_heads is not None:
             kind = "mha" if sizes.kv_heads == sizes.heads else "mqa" if sizes.kv_heads == 1 else "gqa"
-        found.add(kind)
+        kinds.add(kind)
         if getattr(mixer, "sliding_window", None) is not None:
-            found.add("sliding")
-    return frozenset(found)
+            kinds.add("sliding")
+    return frozenset(kinds)
 
 
 def has_experts(spec: ModelSpec) -> bool:

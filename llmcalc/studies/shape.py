@@ -24,7 +24,7 @@ from ..costs.flops import flops
 from ..costs.params import params
 from ..errors import InputError
 from ..model import ModelSpec
-from ..sources.files import validated
+from ..sources.files import validate
 from ..units import count
 from ..workload.workload import Workload
 from .compare import StackShape, in_dense_band, stack_shape
@@ -87,7 +87,7 @@ class Family:
 
     def _own_heads(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
-        return [one for mixer in mixers if (one := mixer.heads(self.spec.hidden_size)) is not None]
+        return [sizes for mixer in mixers if (sizes := mixer.heads(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:
@@ -97,7 +97,7 @@ class Family:
     @property
     def step(self) -> int:
         """Hidden sizes are multiples of this number, so that head counts stay integers. It is at least `unit`."""
-        shares = [share for one in self._own_heads() for share in self._shares(one)[:2] if share is not None]
+        shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
         least = math.lcm(*(share.denominator for share in shares))
         while least < self.unit:
             least *= 2
@@ -117,7 +117,7 @@ class Family:
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        dims = [(self.head_dim or one.head_dim) // self.head_divisor for one in self._own_heads()]
+        dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
         even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
         for divisor in (1,) if keep_heads or not even else (2, 1):
             half = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
@@ -197,12 +197,12 @@ def family(
         )
     spec = _changed(spec.model_copy(update={"mtp": None}), vocab_size, tie)
     members = Family(spec, None, kv_ratio, ffn_ratio)
-    for what, one in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
+    for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
-            member = one.at(one.step, one.least_depth)
+            member = candidate.at(candidate.step, candidate.least_depth)
         except Unscalable as error:
-            raise InputError(f"{what}: {error}") from None
-        validated(ModelSpec, member.model_dump(), what)
+            raise InputError(f"{option}: {error}") from None
+        validate(ModelSpec, member.model_dump(), option)
     return replace(members, head_dim=head_dim)
 
 
@@ -216,7 +216,7 @@ def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> Model
         changes["vocab_size"] = vocab_size
     if tie is not None:
         changes["tie_word_embeddings"] = tie
-    return validated(ModelSpec, spec.model_dump() | changes, "shape") if changes else spec
+    return validate(ModelSpec, spec.model_dump() | changes, "shape") if changes else spec
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Budget:
 
 
 def budget_for(
-    own: ModelSpec | None,
+    target: ModelSpec | None,
     parameters: int | None = None,
     train_flops: int | None = None,
     tokens: int | None = None,
@@ -263,10 +263,10 @@ def budget_for(
         raise InputError("--tokens: only a budget of training FLOPs has tokens; expected --flops C beside it")
     if train_flops is not None:
         return Budget("train_flops", train_flops, tokens, seq)
-    if parameters is None and own is None:
+    if parameters is None and target is None:
         raise InputError("shape: no budget given; expected a TARGET, --params N or --flops C")
     return Budget(
-        "parameters", params(own).total if parameters is None and own is not None else parameters or 0, None, seq
+        "parameters", params(target).total if parameters is None and target is not None else parameters or 0, None, seq
     )
 
 
@@ -337,7 +337,7 @@ class Study:
 def study(
     members: Family,
     budget: Budget,
-    own: ModelSpec | None = None,
+    target: ModelSpec | None = None,
     rows: int = 12,
     percent: float = 2.0,
     seq: int = 2048,
@@ -349,20 +349,20 @@ def study(
     Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
-    own_size = None if own is None else (own.hidden_size, own.main.num_hidden_layers)
-    own_fits = own_size is not None and _costs(members, own_size, budget, tolerance)
-    members = refined(members, budget, tolerance, keep_heads=own_fits or members.head_dim is not None)
-    found, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
-    if own_size is not None and own_fits:
-        found = [size for size in found if size[0] != own_size[0]] + [own_size]
-    if not found:
+    target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
+    target_fits = target_size is not None and _costs(members, target_size, budget, tolerance)
+    members = refined(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
+    sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    if target_size is not None and target_fits:
+        sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
+    if not sizes:
         raise InputError(_nothing_found(members, budget, percent))
-    chosen = spread(found, rows, own_size)
+    chosen = spread(sizes, rows, target_size)
     shapes = tuple(
-        _shape(members, size, budget, size == own_size, seq, dtype)
+        _shape(members, size, budget, size == target_size, seq, dtype)
         for size in sorted(chosen, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(own, budget))
+    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(target, budget))
 
 
 def _costs(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
@@ -480,12 +480,12 @@ def search(
             counted[h, depth] = budget.spent(members.at(h, depth))
         return counted[h, depth]
 
-    found, exact = [], Fraction(tolerance)
+    sizes, exact = [], Fraction(tolerance)
     for h in _thinned(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
         if abs(cost(h, depth) - budget.value) <= exact * budget.value:
-            found.append((h, depth))
-    return found, len(counted)
+            sizes.append((h, depth))
+    return sizes, len(counted)
 
 
 def _thinned(widths: range, most: int) -> list[int]:
@@ -498,9 +498,9 @@ def _thinned(widths: range, most: int) -> list[int]:
     return [widths[i] for i in dict.fromkeys(nearest)]
 
 
-def spread(found: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
-    ordered = sorted(found, key=lambda size: size[0] / size[1])
+    ordered = sorted(sizes, key=lambda size: size[0] / size[1])
     if len(ordered) <= rows:
         return ordered
     logs = [math.log(h / layers) for h, layers in ordered]
@@ -537,16 +537,16 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
     )
 
 
-def _scaled_from(own: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
+def _scaled_from(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
     """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).
     """
-    if own is None:
+    if target is None:
         return None
-    ratio = budget.value / budget.spent(own)
+    ratio = budget.value / budget.spent(target)
     compute = ratio**2 if budget.kind == "parameters" else ratio
     if math.isclose(compute, 1, rel_tol=1e-3):
         return None
-    return (*scaled_optimum(own.hidden_size, own.main.num_hidden_layers, compute), compute)
+    return (*scaled_optimum(target.hidden_size, target.main.num_hidden_layers, compute), compute)

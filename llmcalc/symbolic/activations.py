@@ -1,8 +1,8 @@
-"""The formulas of `llmcalc explain --quantity activations`: what a training pass keeps for its backward pass, per node.
+"""The formulas of `llmcalc explain --quantity activations`: activations saved for the backward pass, per node.
 
-The pass runs twice, with integers and with integers that know their formulas. A storage counts once, at the node that
-first keeps it, with all of its bytes; weights and inputs do not count. Equal layers have one formula. What several
-layers keep together (tables of angles, an encoder's output) is a line of its own, and so is the loss.
+The pass runs twice, with integers and with symbolic integers. A storage counts once, at the node that first saves it,
+with all of its bytes; weights and inputs do not count. Equal layers have one formula. Storages that several layers save
+together (tables of angles, an encoder's output) have a separate line, and so has the loss.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..simulator.strides import forget
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
 from .explain import Explanation, Section, check_kinds, components
-from .formulas import DEFAULT, DEFAULT_TRAINING, Formulas, Found, Setting, TrainingSetting
-from .saved_bytes import LOSS, Block, Names, Noted, Pass, Path, kept_blocks
+from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
+from .saved_bytes import LOSS, Block, Pass, Path, PathNames, PlacedEager, saved_blocks
 from .symbolic import SEQUENCES, Meaning, keys, sequences, with_formulas
-from .symbolic_int import Traced, formula_of
+from .symbolic_int import SymbolicInt, formula_of
 
-LOSS_NAMES: Names = tuple(name for name, _ in LOSS)
+LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
 
 Side: TypeAlias = Literal["numbers", "letters"]
 
@@ -39,84 +39,94 @@ def explain_activations(
     training: TrainingSetting = DEFAULT_TRAINING,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Formulas of what `node` (any suffix of a path in the tree) keeps, or every component of the model.
+    """Explains the saved activations of `node` (any suffix of a path in the tree), or of every component of the model.
 
     Raises `InputError` for a node that the model does not have and for kernels that cannot run it, and
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
     """
     check_kinds(spec)
     formulas = Formulas(spec, setting, include)
-    kept = Activations(formulas, training)
+    activations = Activations(formulas, training)
     if node is None or node.lower() == "model":
-        sections = [kept.section(found, depth) for depth, found in kept.components()]
-        sections = [one for one in sections if one.formulas[0].value]
-        return Explanation([*sections, kept.section(formulas.root)], formulas, None, training, kept.notes())
+        sections = [activations.section(node_found, depth) for depth, node_found in activations.components()]
+        sections = [section for section in sections if section.formulas[0].value]
+        return Explanation(
+            [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
+        )
     merged: dict[Any, Section] = {}
-    for found in kept.find(node):
-        one = kept.section(found)
-        key = found.steps[-1][0], one.formulas[0].expression
-        known = merged.get(key)
-        merged[key] = one if known is None else replace(known, places=(*known.places, found))
-    return Explanation(list(merged.values()), formulas, node, training, kept.notes())
+    for node_found in activations.find(node):
+        section = activations.section(node_found)
+        key = node_found.steps[-1][0], section.formulas[0].expression
+        merged_section = merged.get(key)
+        merged[key] = (
+            section if merged_section is None else replace(merged_section, places=(*merged_section.places, node_found))
+        )
+    return Explanation(list(merged.values()), formulas, node, training, activations.notes())
 
 
 class Activations:
-    """What a training pass of one model keeps, in numbers and in letters.
+    """The saved activations of one model's training pass, in numbers and in symbols.
 
-    formulas: the formulas of the model. training: how it is trained. kernels: what runs.
+    formulas: the formulas of the model.
+    training: settings of training.
+    kernels: class of the kernels; default eager.
     """
 
-    def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[Noted] = Noted) -> None:
+    def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
         self.formulas, self.training, self.kernels = formulas, training, kernels
         meanings = formulas.meanings
         meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")
         meanings[sequences()] = Meaning(SEQUENCES, "sequences at once", training.batch)
         self.numbers, self.letters = self.sums("numbers", training.batch), self.sums("letters", training.batch)
 
-    def sums(self, side: Side, batch: int) -> Sums:
-        """What every node keeps, with that many sequences."""
+    def sums(self, side: Side, batch: int) -> SavedSums:
+        """Returns the saved activations of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        few = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
+        repeats = {i: SHORT_RUN_REPEATS for i, loop in enumerate(layer_stacks(spec)) if loop.can_extrapolate}
         if side == "letters":
-            spec, batch, seq = with_formulas(spec), Traced(batch, sequences()), Traced(seq, keys())
-        how = Pass(
+            spec, batch, seq = with_formulas(spec), SymbolicInt(batch, sequences()), SymbolicInt(seq, keys())
+        training_pass = Pass(
             batch,
             seq,
             DTYPES[self.training.dtype],
             Choices(attention=self.training.attention, norm=self.training.norm),
             recompute=MODES[self.training.recompute],
             include=self.formulas.include,
-            layers=few,
+            layers=repeats,
         )
         try:
-            return Sums(self.formulas.root, kept_blocks(spec, how, self.kernels), side)
+            return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), side)
         finally:
             if side == "letters":
                 forget()
 
-    def section(self, found: Found, depth: int = 0) -> Section:
-        """The formula of one layer, or of a part of one; of all copies of a part that is repeated inside a layer."""
-        value, letters = self.numbers.of(found), self.letters.of(found)
-        formula = self.formulas.of_value("activations", letters, int(value), found, by_token)
-        times = self.numbers.times.get(found.at[0]) if found.at else None
-        shown = found.letters if self.numbers.layers.issuperset(found.at) else replace(found.letters, repeat=1)
-        return Section((replace(found, letters=shown, times=times or 1),), (formula,), depth)
+    def section(self, node: FormulaNode, depth: int = 0) -> Section:
+        """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
+        value, letters = self.numbers.of(node), self.letters.of(node)
+        formula = self.formulas.of_value("activations", letters, int(value), node, by_token)
+        times = self.numbers.times.get(node.at[0]) if node.at else None
+        node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
+        return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
 
-    def components(self) -> list[tuple[int, Found]]:
-        """The parts of the model and of its layers; what the layers of each stack share, after them; the loss."""
+    def components(self) -> list[tuple[int, FormulaNode]]:
+        """Returns the parts of the model and of its layers, storages that layers share, and the loss."""
         listed = components(self.formulas)
         for stack in self.numbers.shared:
-            last = max(i for i, (_, found) in enumerate(listed) if _names(found)[: len(stack)] == stack)
-            listed.insert(last + 1, (len(stack) - 1, _further(_shared_by(stack))))
-        return [*listed, (0, _further(LOSS_NAMES))]
+            last = max(i for i, (_, node) in enumerate(listed) if _names(node)[: len(stack)] == stack)
+            listed.insert(last + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
+        return [*listed, (0, _extra_line(LOSS_NAMES))]
 
-    def find(self, node: str) -> list[Found]:
-        """The nodes of that name, and what is no node of the model: what layers share, and the loss."""
-        further = [found for _, found in self.components() if not found.at and _names(found)[-1] == node.lower()]
-        if further:
-            return further
+    def find(self, node: str) -> list[FormulaNode]:
+        """Finds the nodes of a name, also the lines of shared storages and of the loss."""
+        extra = [
+            formula_node
+            for _, formula_node in self.components()
+            if not formula_node.at and _names(formula_node)[-1] == node.lower()
+        ]
+        if extra:
+            return extra
         listed = self.formulas.find(node)
-        trained = [found for found in listed if found.optional in {"", *self.formulas.include}]
+        trained = [formula_node for formula_node in listed if formula_node.optional in {"", *self.formulas.include}]
         if not trained:
             part = OPTIONAL_PARTS[listed[0].optional]
             counted = f"counted with {part.option}" if part.has_flops else "not trained here; expected params"
@@ -124,7 +134,7 @@ class Activations:
         return trained
 
     def notes(self) -> tuple[str, ...]:
-        """What does not follow from the formulas."""
+        """Returns notes about exceptions from the formulas."""
         if self.training.batch > 1:
             return ()
         root, two = self.formulas.root, {sequences(): 2}
@@ -134,21 +144,25 @@ class Activations:
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
 
-class Sums:
-    """What every node of a model keeps, as a sum over storages.
+class SavedSums:
+    """The saved activations of every node of a model, as sums over storages.
 
-    root: the whole model. blocks: the storages. side: whether the sums are numbers or expressions in letters.
-    each: index of a node in a walk → what one layer, or one part of it, keeps, with everything below it.
-    times: index of a node in a walk → the number of equal layers that it is or stands in. layers: which are layers.
-    shared: names of the path of layers → what they keep together. loss: what the loss keeps.
+    root: the whole model.
+    blocks: the storages.
+    side: whether the sums are numbers or symbolic expressions.
+    each: index of a node in a walk → sum of one layer or of one part of it, with its children.
+    times: index of a node in a walk → number of equal layers that it is, or is part of.
+    layers: indices of the nodes that are layers.
+    shared: path names of layers → sum of the storages that they share.
+    loss: sum of the loss.
     """
 
-    def __init__(self, root: Found, blocks: Iterable[Block], side: Side) -> None:
+    def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
         self.side: Side = side
         self.each: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
-        self.shared: dict[Names, Any] = {}
+        self.shared: dict[PathNames, Any] = {}
         self.loss: Any = 0
         by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         turns: defaultdict[Path, set[int]] = defaultdict(set)
@@ -162,67 +176,67 @@ class Sums:
                 by_turn[at.path][at.turn] += size
                 turns[at.layer].add(at.turn)
         self._paths = set(turns) - {()}
-        own = {path: self._usual(path, found, turns) for path, found in by_turn.items()}
-        self.each[root.at[0]] = self._added_up(root, (), own) + self.loss
+        by_path = {path: self._usual(path, sizes, turns) for path, sizes in by_turn.items()}
+        self.each[root.at[0]] = self._added_up(root, (), by_path) + self.loss
 
-    def of(self, found: Found) -> Any:
-        """What a node keeps."""
-        if found.at:
-            return sum((self.each[at] for at in found.at), 0)
-        further = {LOSS_NAMES: self.loss, **{_shared_by(stack): size for stack, size in self.shared.items()}}
-        return further[_names(found)]
+    def of(self, node: FormulaNode) -> Any:
+        """Returns the sum of a node."""
+        if node.at:
+            return sum((self.each[at] for at in node.at), 0)
+        extra = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
+        return extra[_names(node)]
 
-    def _share(self, stack: Names, size: Any) -> None:
+    def _share(self, stack: PathNames, size: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
-    def _usual(self, path: Path, found: Counter[int], turns: dict[Path, set[int]]) -> Any:
-        """What one layer keeps at that path. What only some of several equal layers keep counts as shared by them."""
+    def _usual(self, path: Path, sizes_by_turn: Counter[int], turns: dict[Path, set[int]]) -> Any:
+        """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
-            return sum(found.values())
-        sizes = [_expanded(found[turn]) for turn in sorted(turns[layer])]
+            return sum(sizes_by_turn.values())
+        sizes = [_expand(sizes_by_turn[turn]) for turn in sorted(turns[layer])]
         ((usual, _),) = Counter(sizes).most_common(1)
-        rest = _expanded(sum(size - usual for size in sizes))
+        rest = _expand(sum(size - usual for size in sizes))
         if rest:
             self._share(tuple(name for name, _ in layer), rest)
         return usual
 
-    def _added_up(self, found: Found, path: Path, own: dict[Path, Any], times: Any = None) -> Any:
-        """What a node keeps with everything below it.
+    def _added_up(self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None) -> Any:
+        """Adds the sums of a node and its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         times: the number of equal layers that it stands in; None outside the layers.
         """
-        total = own.pop(path, 0)
-        for child in found.children:
+        total = unclaimed.pop(path, 0)
+        for child in formula_node.children:
             node, at = child.numbers if self.side == "numbers" else child.letters, child.at[0]
             below = (*path, (child.numbers.name, child.numbers.label))
             is_layer = times is None and below in self._paths
             self.times[at] = node.repeat if is_layer else times
-            self.each[at] = self._added_up(child, below, own, self.times[at])
+            self.each[at] = self._added_up(child, below, unclaimed, self.times[at])
             if is_layer:
                 self.layers.add(at)
             total += self.each[at] * (node.repeat if is_layer else 1)
-        total += sum(own.pop(key) for key in list(own) if key[: len(path)] == path)
+        total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)
 
 
 def by_token(expression: Any) -> Any:
-    """A sum in which what every token of every sequence keeps is in one bracket: B·S·(…)."""
+    """Gathers the terms per token of a sum in one bracket: B·S·(…)."""
     import sympy
 
     token = sequences() * keys()
     inside: list[Any] = []
-    rest: list[Any] = []
+    other_terms: list[Any] = []
     for term in sympy.Add.make_args(sympy.expand(expression)):
-        each = term / token
-        (rest if each.as_numer_denom()[1].has(sequences(), keys()) else inside).append(each)
+        per_token_term = term / token
+        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else inside).append(per_token_term)
     per_token = sympy.Add(*inside)
-    return sympy.Add(sequences() * keys() * per_token, *(each * token for each in rest))
+    return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
 
 
-def _expanded(size: Any) -> Any:
+def _expand(size: Any) -> Any:
     if isinstance(size, int):
         return size
     import sympy
@@ -230,16 +244,16 @@ def _expanded(size: Any) -> Any:
     return sympy.expand(size)
 
 
-def _names(found: Found) -> Names:
-    return tuple(name for name, _, _ in found.steps)
+def _names(node: FormulaNode) -> PathNames:
+    return tuple(name for name, _, _ in node.steps)
 
 
-def _shared_by(stack: Names) -> Names:
-    """The names of the line of what layers share. stack: the names of their path."""
+def _shared_line(stack: PathNames) -> PathNames:
+    """Returns the path names of the line of shared storages. stack: path names of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
-def _further(names: Names) -> Found:
-    """A line that is no node of the model."""
+def _extra_line(names: PathNames) -> FormulaNode:
+    """Returns a line that is not a node of the model."""
     node = Node(names[-1])
-    return Found(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")
+    return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

@@ -1,4 +1,4 @@
-"""The papers that formulas are from, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
+"""The papers of formulas, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Paper(NamedTuple):
     where: str = ""
 
     def bibtex(self) -> str:
-        """The BibTeX entry, `@misc` with its arXiv number or with where it was published."""
+        """Returns the BibTeX entry: `@misc` with the arXiv number or the place of publication."""
         fields = {"author": self.authors, "title": f"{{{self.title}}}", "year": str(self.year)}
         if self.arxiv:
             fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
@@ -42,18 +42,18 @@ class Paper(NamedTuple):
 
 @cache
 def known() -> dict[str, Paper]:
-    """Every paper, by the source that a formula names."""
+    """Returns source that a formula names → paper."""
     tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**table) for source, table in tables.items()}
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
     """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), each without duplicates."""
-    found, others = dict[str, Paper](), dict[str, None]()
+    known_papers, others = dict[str, Paper](), dict[str, None]()
     for source in sources:
         name = source.partition(", §")[0]
         if name in known():
-            found.setdefault(known()[name].key, known()[name])
+            known_papers.setdefault(known()[name].key, known()[name])
         else:
             others.setdefault(name)
-    return list(found.values()), list(others)
+    return list(known_papers.values()), list(others)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
-from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, TrainingSetting, together
+from .formulas import DEFAULT, Formula, FormulaNode, Formulas, Quantity, Setting, TrainingSetting, merge_nodes
 
 QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
@@ -21,7 +21,7 @@ ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
 
 
 MOST_KINDS = 20
-"""The most kinds of layers in one stack: a formula has a term for each."""
+"""Largest number of kinds of layers in one stack; a formula has a term for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Section:
     depth: the level of the node below the model.
     """
 
-    places: tuple[Found, ...]
+    places: tuple[FormulaNode, ...]
     formulas: tuple[Formula, ...]
     depth: int = 0
 
@@ -46,7 +46,7 @@ class Explanation:
     formulas: the formulas of the model.
     node: the requested node; None for the whole model.
     training: for the formulas of activations, how the model is trained; None otherwise.
-    notes: what does not follow from the formulas themselves.
+    notes: exceptions from the formulas.
     """
 
     sections: Sequence[Section]
@@ -59,36 +59,40 @@ class Explanation:
 def explain(
     spec: ModelSpec,
     node: str | None = None,
-    asked: QuantityOrAll = "all",
+    quantity: QuantityOrAll = "all",
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Formulas of `node` (any suffix of a path in the tree) or of the whole model, each with its value, the count.
+    """Explains `node` (any suffix of a path in the tree) or the whole model: formulas with their values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
     """
     formulas = Formulas(spec, setting, include)
-    if spec.kind == "encoder" and asked == "kv":
+    if spec.kind == "encoder" and quantity == "kv":
         raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
     check_kinds(spec)
     if node is None or node.lower() == "model":
-        sections = [_section(formulas, found, asked, depth) for depth, found in components(formulas)]
-        sections = [replace(s, formulas=_shown(s.formulas)) for s in sections]
-        sections.append(_section(formulas, formulas.root, asked))
-        return Explanation([s for s in sections if s.formulas], formulas, None)
+        sections = [_section(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)]
+        sections = [replace(part, formulas=_nonzero(part.formulas)) for part in sections]
+        sections.append(_section(formulas, formulas.root, quantity))
+        return Explanation([part for part in sections if part.formulas], formulas, None)
     merged: dict[tuple[object, ...], Section] = {}
-    for found in formulas.find(node):
-        one = _section(formulas, found, asked)
-        one = replace(one, formulas=_apart(one.formulas))
-        key = (found.steps[-1][0], *((f.quantity, f.expression) for f in one.formulas))
-        known = merged.get(key)
-        merged[key] = one if known is None else replace(known, places=(*known.places, found))
-    sections = [s for s in merged.values() if s.formulas]
-    if not sections and any(found.optional in WITHOUT_FLOPS for found in formulas.find(node)):
-        raise InputError(f"--quantity {asked}: of towers, parameters alone are counted; expected params")
+    for formula_node in formulas.find(node):
+        section = _section(formulas, formula_node, quantity)
+        section = replace(section, formulas=_without_equal_forms(section.formulas))
+        key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
+        merged_section = merged.get(key)
+        merged[key] = (
+            section
+            if merged_section is None
+            else replace(merged_section, places=(*merged_section.places, formula_node))
+        )
+    sections = [part for part in merged.values() if part.formulas]
+    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
+        raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
-        raise InputError(f"--quantity {asked}: {node} keeps nothing between tokens; expected params or flops")
+        raise InputError(f"--quantity {quantity}: {node} has no cache; expected params or flops")
     return Explanation(sections, formulas, node)
 
 
@@ -99,45 +103,45 @@ def check_kinds(spec: ModelSpec) -> None:
         raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
 
 
-def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """The formulas that are not 0, and that of active parameters, which may be 0."""
+def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+    """Returns the formulas that are not 0, and that of active parameters, which may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
-def _apart(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """The formulas of a single node, without that of the absorbed form if it equals the expanded one."""
+def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+    """Removes the formula of the absorbed form if it equals that of the expanded form."""
     expanded = [f.expression for f in formulas if f.quantity == "flops"]
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
 
 
-def _section(formulas: Formulas, found: Found, asked: QuantityOrAll, depth: int = 0) -> Section:
+def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
     answers = [
-        q for q in ANSWERS[asked] if found.optional not in WITHOUT_FLOPS or q in ANSWERS["params"]
+        kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted
-    made = {q: formula for q in answers if (formula := formulas.formula(found, q)) is not None}
-    if "active" in made and made["active"].value == made["params"].value:
-        del made["active"]
-    return Section((found,), tuple(made.values()), depth)
+    by_quantity = {kind: formula for kind in answers if (formula := formulas.formula(node, kind)) is not None}
+    if "active" in by_quantity and by_quantity["active"].value == by_quantity["params"].value:
+        del by_quantity["active"]
+    return Section((node,), tuple(by_quantity.values()), depth)
 
 
-def components(formulas: Formulas) -> list[tuple[int, Found]]:
-    """The parts of the model, of its layers and of its mixtures of experts; a layer's norms are one component."""
-    listed: list[tuple[int, Found]] = []
+def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
+    """Returns (depth, part) of the model, its layers and its mixtures of experts; a layer's norms are one part."""
+    listed: list[tuple[int, FormulaNode]] = []
 
-    def add(found: Found, depth: int) -> None:
-        if found.optional and found.optional not in formulas.include:
+    def add(formula_node: FormulaNode, depth: int) -> None:
+        if formula_node.optional and formula_node.optional not in formulas.include:
             return
-        listed.append((depth, found))
-        node = found.numbers
+        listed.append((depth, formula_node))
+        node = formula_node.numbers
         if node.kind == "layer" or node.is_stack or node.optional:
-            norms = [child for child in found.children if child.numbers.kind == "norm"]
-            for child in found.children:
+            norms = [child for child in formula_node.children if child.numbers.kind == "norm"]
+            for child in formula_node.children:
                 if child.numbers.kind != "norm" or len(norms) == 1:
                     add(child, depth + 1)
             if len(norms) > 1:
-                listed.append((depth + 1, together(found, "norms", norms)))
+                listed.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
-            for child in found.children:
+            for child in formula_node.children:
                 add(child, depth + 1)
 
     for child in formulas.root.children:

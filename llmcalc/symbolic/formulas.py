@@ -1,4 +1,4 @@
-"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and compared.
+"""The formulas of every node of a model, from the tree in symbols, checked against the tree in numbers.
 
 A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
 """
@@ -38,7 +38,7 @@ QUANTITIES: dict[Quantity, tuple[str, str]] = {
 """Quantity → its title and its unit.
 
 flops_absorbed: FLOPs with latent attention in its absorbed form.
-activations: what a training pass keeps for its backward pass (`activations`).
+activations: activations saved for the backward pass (`activations`).
 """
 
 WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
@@ -46,14 +46,14 @@ HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
 HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
 LARGEST_DENOMINATOR = 1000
 
-Recomputed: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
-"""Values of `--recompute` under which equal layers keep the same."""
+RecomputeChoice: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
+"""Values of `--recompute` with which equal layers save the same activations."""
 
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, label, indices) of each node on a path, from the top down."""
 
-Tidy: TypeAlias = Callable[[Any], Any]
-"""Writes a sum in another way, of the same value."""
+SumStyle: TypeAlias = Callable[[Any], Any]
+"""Function that rewrites a sum without changing its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,18 @@ DEFAULT = Setting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """How a model is trained whose kept activations are explained.
+    """The settings of training in which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
-    recompute: what runs again in the backward pass instead of being kept; nothing by default.
+    recompute: modules that are recomputed in the backward pass; none by default.
     norm: whether norms run step by step in float32 (`eager`, by default) or as one kernel (`fused`).
     dtype: the dtype of weights and activations, `bfloat16` by default.
     """
 
     batch: int = 1
     attention: AttentionImplementation = "eager"
-    recompute: Recomputed = "none"
+    recompute: RecomputeChoice = "none"
     norm: NormImplementation = "eager"
     dtype: str = "bfloat16"
 
@@ -121,7 +121,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FormulaNode:
     """A node in numbers and in symbols.
 
     at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
@@ -136,12 +136,12 @@ class Found:
     times: Number
     optional: str
     source: str
-    children: tuple[Found, ...] = ()
+    children: tuple[FormulaNode, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name, with the label where layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return ".".join(text for name, label, _ in self.steps for text in (name, label) if text) or "model"
+        """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
+        return ".".join(text for segment, label, _ in self.steps for text in (segment, label) if text) or "model"
 
 
 class Formulas:
@@ -159,38 +159,40 @@ class Formulas:
         }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
-        self.root = _found(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
+        self.root = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
 
-    def nodes(self) -> list[Found]:
-        """The whole model and every node below it, parents first."""
-        return list(_all(self.root))
+    def nodes(self) -> list[FormulaNode]:
+        """Returns the whole model and every node, parents first."""
+        return list(_walk(self.root))
 
-    def find(self, query: str) -> list[Found]:
-        """The nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
+    def find(self, query: str) -> list[FormulaNode]:
+        """Finds the nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
 
         Raises `InputError` if there are none either.
         """
         nodes = self.nodes()
         if query.lower() == "model":
             return nodes[:1]
-        exact = [n for n in nodes[1:] if n.path == query]
-        asked = query.split(".")
+        exact = [node for node in nodes[1:] if node.path == query]
+        names = query.split(".")
         for gaps in (False, True):
-            exact = exact or [n for n in nodes[1:] if _fits(asked, n.steps, gaps)]
+            exact = exact or [node for node in nodes[1:] if _matches(names, node.steps, gaps)]
         if not exact:
-            tails = {".".join(s[0] for s in n.steps[i:]) for n in nodes for i in range(len(n.steps))}
-            large = dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children or len(n.steps) == 1)
+            tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
+            large = dict.fromkeys(
+                node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
+            )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
-            for n in nodes[1:]:
-                if n.numbers.children:
-                    components.setdefault(n.numbers.kind, n.steps[-1][0])
+            for node in nodes[1:]:
+                if node.numbers.children:
+                    components.setdefault(node.numbers.kind, node.steps[-1][0])
             known = components | {tail: tail for tail in sorted(tails)}
             near = suggest(query, known) or f" Expected one of {', '.join(large)}."
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 
-    def formula(self, found: Found, quantity: Quantity) -> Formula | None:
-        """The formula of one repeat of the node. FLOPs and parameters may be 0.
+    def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
+        """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
 
         None for a node without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
@@ -198,60 +200,68 @@ class Formulas:
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
         numbers, letters = self._terms(quantity)
-        value = Fraction(self._sum(self.symbolic.numbers, numbers, found))
-        expression = self._gathered(self._sum(self.symbolic.tree, letters, found), _tidy)
+        value = Fraction(self._sum(self.symbolic.numbers, numbers, node))
+        expression = self._gathered(self._sum(self.symbolic.tree, letters, node), _shorter)
         if quantity in ("kv", "state") and not value:
             return None
-        return self._evaluated(quantity, expression, value, found)
+        return self._evaluated(quantity, expression, value, node)
 
-    def of_value(self, quantity: Quantity, expression: Any, value: int, found: Found, tidy: Tidy) -> Formula:
-        """The formula of an expression that was computed elsewhere, and its value. tidy: how its terms are gathered.
+    def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
+        """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
 
         Raises `ArithmeticError` if it has another value.
         """
-        made = self._evaluated(quantity, self._gathered(expression, tidy), Fraction(value), found)
-        return made if made.in_hidden is None else replace(made, in_hidden=self._gathered(made.in_hidden, tidy))
+        formula = self._evaluated(quantity, self._gathered(expression, tidy), Fraction(value), node)
+        return (
+            formula
+            if formula.in_hidden is None
+            else replace(formula, in_hidden=self._gathered(formula.in_hidden, tidy))
+        )
 
-    def _evaluated(self, quantity: Quantity, expression: Any, value: Fraction, found: Found) -> Formula:
-        open_form = self._checked(expression, value, found)
+    def _evaluated(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
+        open_form = self._checked(expression, value, node)
         in_hidden = self._in_hidden(expression)
         if in_hidden is not None:
-            self._checked(in_hidden, value, found)
+            self._checked(in_hidden, value, node)
         return Formula(quantity, expression, value, open_form, in_hidden)
 
-    def _sum(self, tree: Node, terms: Iterable[Term], found: Found) -> Any:
-        """The sum of the terms for one repeat of the node."""
+    def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
+        """Sums the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
             places = self._walk(tree, term.run_config)
-            for at in found.at:
-                value = add(value, places[at].each(term.cost, self.include))
+            for index in node.at:
+                value = add(value, places[index].each(term.cost, self.include))
         return value
 
     def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
-        """Every place of the tree in that run, in the order of `at`; cached."""
+        """Returns every place of the tree in a run, in the order of `at`; cached."""
         key = (id(tree), run_config)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(run_config))
         return self._walks[key]
 
     def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
-        """The terms of the quantity, in numbers and in symbols."""
+        """Returns the terms of the quantity, in numbers and in symbols."""
         if quantity in ("params", "active"):
             terms = [Term(total_of if quantity == "params" else active_of)]
             return terms, terms
         if quantity in ("flops", "flops_absorbed"):
             n, s = self.setting.seq, keys()
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
-            here, there = (RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s))
-            return [Term(_scaled(forward_of, Fraction(1, n)), here)], [Term(_scaled(forward_of, 1 / s), there)]
-        empty, one = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+            with_numbers, with_symbols = (
+                RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s)
+            )
+            return [Term(_scaled(forward_of, Fraction(1, n)), with_numbers)], [
+                Term(_scaled(forward_of, 1 / s), with_symbols)
+            ]
+        empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         bits = DTYPE_BITS[self.setting.dtype]
-        numbers = _kept(quantity, empty, one, bits, Fraction(1, 8))
-        return numbers, _kept(quantity, empty, one, 8 * element_bytes(), _eighth())
+        numbers = _cache_terms(quantity, empty, one_token, bits, Fraction(1, 8))
+        return numbers, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
 
-    def _checked(self, expression: Any, value: Fraction, found: Found) -> Any:
-        """The expression with all values but S substituted.
+    def _checked(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
+        """Substitutes all values but S in the expression.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -261,37 +271,37 @@ class Formulas:
         expression = sympy.sympify(expression)
         result = expression.xreplace(number)
         if result != sympy.Rational(value):
-            raise ArithmeticError(f"{found.name}: the formula {expression} gives {result}, the count is {value}")
+            raise ArithmeticError(f"{node.name}: the formula {expression} gives {result}, the count is {value}")
         del number[keys()]
         return sympy.expand(expression.xreplace(number))
 
-    def _gathered(self, expression: Any, tidy: Tidy) -> Any:
-        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers.
+    def _gathered(self, expression: Any, tidy: SumStyle) -> Any:
+        """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
 
-        tidy: writes what is left of a sum.
+        tidy: function that rewrites the combined sums.
         """
         import sympy
 
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
         counts = {s for s, m in self.meanings.items() if m.field.startswith("num_hidden_layers")}
-        alike: dict[Any, set[Any]] = {}
-        rest: list[Any] = []
+        layer_terms: dict[Any, set[Any]] = {}
+        other_terms: list[Any] = []
         for term in sympy.Add.make_args(expression):
             repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
             if len(repeat) == 1:
-                alike.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
+                layer_terms.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
             else:
-                rest.append(term)
+                other_terms.append(term)
         by_repeat: dict[Any, list[Any]] = {}
-        for inner, repeats in alike.items():
+        for inner, repeats in layer_terms.items():
             whole = next((depth for depth, kinds in depths.items() if kinds == repeats), None)
             by_repeat.setdefault(whole if whole is not None else sympy.Add(*repeats), []).append(inner)
         layered = [repeat * tidy(sympy.Add(*inner)) for repeat, inner in by_repeat.items()]
-        return sympy.Add(*layered, tidy(sympy.Add(*rest)))
+        return sympy.Add(*layered, tidy(sympy.Add(*other_terms)))
 
     def _in_hidden(self, expression: Any) -> Any:
-        """The expression in units of h, term by term: f as a multiple of h, heads × head size as a multiple of h."""
+        """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
         hidden = next((s for s, m in self.meanings.items() if m.field == "hidden_size"), None)
@@ -319,7 +329,7 @@ class Formulas:
         return self._gathered_by_power(total) if readable and total != expanded else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Widths as multiples of h, if there is one of each kind: (f, 3.5·h), (a·d, h), (k·d, h/4), or (k, a/4)."""
+        """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
         value = {s: m.value for s, m in self.meanings.items()}
@@ -331,12 +341,12 @@ class Formulas:
             return sympy.Rational(part, value[whole]) * whole
 
         (hidden,), heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
-        found = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
+        pairs = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
         if len(sizes) == 1:
-            found += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
+            pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
         elif not sizes and len(heads) == 2:
-            found.append((heads[1], ratio(value[heads[1]], heads[0])))
-        return found
+            pairs.append((heads[1], ratio(value[heads[1]], heads[0])))
+        return pairs
 
     def _gathered_by_power(self, total: Any) -> Any:
         """The expression with terms that differ only in their layers combined, under the depth if they cover all
@@ -351,18 +361,20 @@ class Formulas:
         return total
 
 
-def _kept(quantity: Quantity, empty: RunConfig, one: RunConfig, element_bits: Number, factor: Any) -> list[Term]:
-    """Bytes that the first token of a sequence adds, or that exist before it: states, and caches of fixed length.
+def _cache_terms(
+    quantity: Quantity, empty: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
+) -> list[Term]:
+    """Returns the terms of bytes that the first token adds, or that exist before it (states, caches of fixed length).
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
     before = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
-    return before if quantity == "state" else [Term(_scaled(cost, factor), one), *before]
+    return before if quantity == "state" else [Term(_scaled(cost, factor), one_token), *before]
 
 
 def _scaled(cost: Cost, factor: Any) -> Cost:
-    """The cost of each primitive, times a factor."""
+    """Returns the cost of each primitive, times a factor."""
 
     def scaled(use: Use) -> Number:
         value = cost(use)
@@ -371,35 +383,37 @@ def _scaled(cost: Cost, factor: Any) -> Cost:
     return scaled
 
 
-def _eighth() -> Any:
+def _one_eighth() -> Any:
     import sympy
 
     return sympy.Rational(1, 8)
 
 
-def _tidy(expression: Any) -> Any:
-    """The expression expanded if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
+def _shorter(expression: Any) -> Any:
+    """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 
     expanded = sympy.expand(expression)
     return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
 
 
-def _found(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> Found:
-    """A node with all nodes below it; `at` gives each its index in a walk."""
-    node, own = numbers.node, next(at)
+def _build_node(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> FormulaNode:
+    """Builds a node with its children; `at` counts the indices in a walk."""
+    node, index = numbers.node, next(at)
     if (node.name, len(node.children)) != (letters.name, len(letters.children)):
         raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
     source = node.source or source
     below = tuple(
-        _found(place, letter, (*steps, (place.node.name, letter.label, tuple(place.node.indices or ()))), at, source)
+        _build_node(
+            place, letter, (*steps, (place.node.name, letter.label, tuple(place.node.indices or ()))), at, source
+        )
         for place, letter in zip(numbers.children(), letters.children, strict=True)
     )
-    return Found(steps, numbers.path, (own,), node, letters, numbers.times, numbers.optional, source, below)
+    return FormulaNode(steps, numbers.path, (index,), node, letters, numbers.times, numbers.optional, source, below)
 
 
-def together(above: Found, name: str, parts: Sequence[Found]) -> Found:
-    """Several parts of one node as one, with its own name."""
+def merge_nodes(above: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
+    """Merges several parts of one node into a part with a new name."""
     numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
     at = tuple(i for part in parts for i in part.at)
     path = f"{above.path}.{name}" if above.path else name
@@ -408,25 +422,25 @@ def together(above: Found, name: str, parts: Sequence[Found]) -> Found:
     )
 
 
-def _all(found: Found) -> Iterator[Found]:
-    yield found
-    for child in found.children:
-        yield from _all(child)
+def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)
 
 
-def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:
+def _matches(names: list[str], steps: Steps, gaps: bool) -> bool:
     """Whether `asked` (names, each optionally followed by a layer's label or number) matches the end of the path."""
-    if not asked or not steps:
+    if not names or not steps:
         return False
     (name, label, indices), above = steps[-1], steps[:-1]
-    last, left = asked[-1], []
+    last, left = names[-1], []
     if last == name:
-        left.append(asked[:-1])
+        left.append(names[:-1])
     if (
         last
         and (last == label or (last.isdecimal() and int(last) in indices))
-        and (len(asked) == 1 or asked[-2] == name)
+        and (len(names) == 1 or names[-2] == name)
     ):
-        left.append(asked[:-2])
+        left.append(names[:-2])
     ends = range(len(above), 0 if gaps else len(above) - 1, -1)
-    return any(not rest or any(_fits(rest, above[:end], gaps) for end in ends) for rest in left)
+    return any(not rest or any(_matches(rest, above[:end], gaps) for end in ends) for rest in left)

@@ -1,4 +1,4 @@
-"""What a training pass keeps for its backward pass, by the module that keeps it.
+"""Bytes that a training pass saves for its backward pass, by module.
 
 The forward pass runs without values, by the kernels that `llmcalc memory` runs. Sizes may be integers or integers that
 know their formula, so formulas and bytes come from the same code.
@@ -28,18 +28,19 @@ from ..workload.workload import Workload
 Path: TypeAlias = tuple[tuple[str, str], ...]
 """(name, label) of each node on the way to a node."""
 
-Names: TypeAlias = tuple[str, ...]
+PathNames: TypeAlias = tuple[str, ...]
 """The names of a path."""
 
 LOSS: Path = (("loss", ""),)
-"""The loss, which is no node of the model."""
+"""The loss, which is not a node of the model."""
 
 
-class At(NamedTuple):
-    """Where a pass is.
+class Location(NamedTuple):
+    """The node that a pass is running.
 
-    path: of a node. depth: how many of its names are the path of a layer; 0 outside the layers. turn: the layer's index
-    in the run.
+    path: path of the node.
+    depth: number of its names that are the path of the layer; 0 outside of layers.
+    turn: index of the layer in the run; -1 outside of layers.
     """
 
     path: Path = ()
@@ -52,7 +53,7 @@ class At(NamedTuple):
         return self.path[: self.depth]
 
     @property
-    def stack(self) -> Names:
+    def stack(self) -> PathNames:
         """The names of the path of the layer, which all kinds of layers of a stack have in common."""
         return tuple(name for name, _ in self.layer)
 
@@ -60,25 +61,27 @@ class At(NamedTuple):
 class Block:
     """The memory of one storage.
 
-    kind: what it was made as. made: where. keepers: where it was kept for the backward pass, in order.
-    ends: at how many layers' ends it was among what layers share.
+    kind: its kind when it was created.
+    made: the node that created it.
+    keepers: the nodes that saved it for the backward pass, in order.
+    ends: number of layers at whose end it was among the values that layers share.
     """
 
     __slots__ = ("bytes", "ends", "keepers", "kind", "made")
 
-    def __init__(self, size: Number, kind: str, made: At) -> None:
+    def __init__(self, size: Number, kind: str, made: Location) -> None:
         self.bytes, self.kind, self.made = size, kind, made
-        self.keepers: list[At] = []
+        self.keepers: list[Location] = []
         self.ends = 0
 
     @property
-    def at(self) -> At:
-        """The node that first keeps it; the one that made it, if none does."""
+    def at(self) -> Location:
+        """The node that first saves it; if none does, the node that created it."""
         return self.keepers[0] if self.keepers else self.made
 
     @property
     def shared(self) -> bool:
-        """Whether several layers keep it for which it was made once: a table of angles, an encoder's output."""
+        """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
         layers = {(at.stack, at.turn) for at in self.keepers if at.depth}
         if any(stack == self.made.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
@@ -86,10 +89,10 @@ class Block:
 
 
 class Storages:
-    """A meter that knows all storages."""
+    """A meter that lists all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.whose, self.stream = "temporary", At(), None, 0
+        self.kind, self.place, self.whose, self.stream = "temporary", Location(), None, 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:
@@ -104,24 +107,24 @@ class Storages:
         block.keepers.append(self.place)
 
 
-class Noted(Eager):
-    """The eager kernels, under a meter that is told in which node they run."""
+class PlacedEager(Eager):
+    """Eager kernels that tell the meter the node that is running."""
 
     @property
     def place(self) -> Any:
         return self.at(self.frames[1:])
 
-    def at(self, frames: Sequence[Frame]) -> At:
-        """The node of the innermost frame."""
+    def at(self, frames: Sequence[Frame]) -> Location:
+        """Returns the node of the innermost frame."""
         named = [frame for frame in frames if frame.scope.name]
         layers = [(i + 1, frame.turn) for i, frame in enumerate(named) if frame.scope.takes is not None]
         depth, turn = layers[0] if layers else (0, -1)
-        return At(tuple(_named(frame.scope) for frame in named), depth, -1 if turn is None else turn)
+        return Location(tuple(_name_and_label(frame.scope) for frame in named), depth, -1 if turn is None else turn)
 
     def step(self, step: Step) -> None:
         meter = self.graph.meter
         outside, here = meter.place, self.at(self.frames[1:])
-        meter.place = here._replace(path=(*here.path, _named(step))) if step.name else here
+        meter.place = here._replace(path=(*here.path, _name_and_label(step))) if step.name else here
         super().step(step)
         meter.place = outside
 
@@ -141,7 +144,7 @@ class Noted(Eager):
         return super().replayed(frame, takes, gives)
 
 
-def _named(item: Scope | Step) -> tuple[str, str]:
+def _name_and_label(item: Scope | Step) -> tuple[str, str]:
     return item.name, item.about.get("label", "")
 
 
@@ -157,9 +160,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 class Pass:
     """A training pass.
 
-    batch: sequences. seq: their tokens, also of an encoder. dtype: of weights and activations.
-    choices, recompute, include: as in `Lowering`.
-    layers: how many repeats of each stack's pattern run, all by default.
+    batch: sequences.
+    seq: tokens per sequence, also of an encoder.
+    dtype: number format of weights and activations.
+    choices, recompute, include: see `Lowering`.
+    layers: index of a stack → number of repeats of its pattern that run; default all.
     """
 
     batch: Number
@@ -171,29 +176,34 @@ class Pass:
     layers: Mapping[int, int] = field(default_factory=dict)
 
 
-def kept_blocks(spec: ModelSpec, how: Pass, kernels: type[Noted] = Noted) -> list[Block]:
-    """Every storage that the forward pass and its loss keep for the backward pass, without weights and inputs.
+def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager] = PlacedEager) -> list[Block]:
+    """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
     """
     meter = Storages()
     program = spec.program()
-    run_config = RunConfig(Workload(how.batch, how.seq, source=how.seq, phase="training"))
+    run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     run = kernels(
-        Graph(meter), run_config, how.dtype, recompute=how.recompute, include=how.include, choices=how.choices
+        Graph(meter),
+        run_config,
+        training_pass.dtype,
+        recompute=training_pass.recompute,
+        include=training_pass.include,
+        choices=training_pass.choices,
     )
-    run.run_only = dict(how.layers)
+    run.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (how.batch, how.seq), INT64)
+        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
         run.take_frames(program)
         labels = run.t.flatten(ids)
     out = run.run(program)
     if spec.head.type == "lm":
-        meter.place = At(LOSS)
+        meter.place = Location(LOSS)
         out = run.losses(out, labels)
     node = out.node
     del out
     run.left.clear()  # states that modules keep for a next pass
-    kept = [block for block in meter.alive.values() if block.kind == "temporary"]
+    blocks = [block for block in meter.alive.values() if block.kind == "temporary"]
     del node  # whose graph keeps them
-    return kept
+    return blocks

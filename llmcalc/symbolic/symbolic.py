@@ -1,5 +1,4 @@
-"""A spec with symbols as sizes: its flow, recorded by the same code that counts, gives the formulas of `llmcalc
-explain`.
+"""A spec with symbols as sizes. Its recorded flow gives the formulas of `llmcalc explain`.
 
 Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
 symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
@@ -21,7 +20,7 @@ from ..components.stack import BASE, SHARED, Stack
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
-from .symbolic_int import Traced
+from .symbolic_int import SymbolicInt
 
 KEYS = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
@@ -37,8 +36,8 @@ SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """One occurrence of a size: its stack, kind of layer, part of the layer and field."""
+class SizeOccurrence:
+    """An occurrence of a size: its stack, kind of layer, part of the layer, field, letter and value."""
 
     side: str
     layer: str
@@ -57,7 +56,7 @@ class Meaning:
     value: Number
 
 
-Pick: TypeAlias = Callable[[Spot], Any]
+SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +75,34 @@ class Symbolic:
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
-"""Sizes of a layout that are in formulas of a rank → what they are."""
+"""Size of a layout in the formulas of a rank → its meaning."""
 
 
 def symbolic(spec: ModelSpec) -> Symbolic:
-    """`spec` in symbols; of one rank of a layout, that rank's share of it. Imports sympy."""
+    """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
     used = _used_spots(spec if rank is None else rank.whole)
-    names = _named(used + _depth_spots(spec))
+    names = _symbol_names(used + _depth_spots(spec))
     meanings: dict[Any, Meaning] = {}
 
     def symbol(name: str, field: str, value: Number) -> Any:
-        name = _plain(name)
-        made = _symbol(name)
-        known = meanings.setdefault(made, Meaning(name, field, value))
-        if known.value != value:
-            raise ArithmeticError(f"{name} stands for {known.field} = {known.value} and for {field} = {value}")
-        return made
+        name = _without_hyphens(name)
+        new_symbol = _symbol(name)
+        meaning = meanings.setdefault(new_symbol, Meaning(name, field, value))
+        if meaning.value != value:
+            raise ArithmeticError(f"{name} stands for {meaning.field} = {meaning.value} and for {field} = {value}")
+        return new_symbol
 
-    def pick(spot: Spot) -> Any:
+    def pick(spot: SizeOccurrence) -> Any:
         return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
 
-    lettered = _lettered(spec, pick).tree() if rank is None else _rank_in_letters(rank, pick, symbol)
+    lettered = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     several = len(spec.stacks()) > 1
     for spot in _depth_spots(spec):
         stack = getattr(spec, spot.side)
-        labels, counts, of = _layer_labels(stack), _layer_counts(stack, rank), _of_stages(rank)
+        labels, counts, of = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
         kinds = {name: labels[name] for name in counts}
         whole = symbol(names[spot], spot.field + of, sum(counts.values()))
         if len(kinds) == 1:
@@ -121,63 +120,65 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
-    """Kind of layer → how many there are; of a rank of a pipeline, how many it has."""
+    """Returns kind of layer → number of layers, of the stack or of one rank of a pipeline."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
-    own = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
-    return {name: count for name, count in own.items() if count}
+    counts = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
+    return {name: count for name, count in counts.items() if count}
 
 
-def _of_stages(rank: RankModel | None) -> str:
+def _rank_suffix(rank: RankModel | None) -> str:
     return "" if rank is None or rank.layout.pp == 1 else " of this rank"
 
 
-def _rank_in_letters(rank: RankModel, pick: Pick, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """The tree of a rank in symbols. A rank's sizes depend on comparisons, which symbols alone cannot answer."""
+def _rank_in_symbols(rank: RankModel, pick: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
+    """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
 
-    def traced(spot: Spot) -> Any:
+    def traced(spot: SizeOccurrence) -> Any:
         letter = pick(spot)
-        return spot.value if letter is spot.value else Traced(spot.value, letter)
+        return spot.value if letter is spot.value else SymbolicInt(spot.value, letter)
 
     layout = rank.layout
     sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
     if layout.expert_tp == layout.tp:
         del sizes["etp"]
-    degrees: dict[str, Any] = {name: Traced(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1}
+    degrees: dict[str, Any] = {
+        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1
+    }
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    lettered = _lettered(rank, traced)
+    lettered = _with_symbols(rank, traced)
     assert isinstance(lettered, RankModel)
-    written: Node = _written(lettered.with_symbols(replace(layout, **degrees)).tree())
+    written: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
     return written
 
 
-def _written(value: Any) -> Any:
-    """A tree, an op or a size with formulas in the place of integers that know theirs."""
-    if isinstance(value, Traced):
+def _formulas_of(value: Any) -> Any:
+    """Replaces symbolic integers by their formulas in a tree, an op or a size."""
+    if isinstance(value, SymbolicInt):
         return value.formula
     if isinstance(value, tuple):
-        return tuple(map(_written, value))
+        return tuple(map(_formulas_of, value))
     if isinstance(value, dict):
-        return {key: _written(one) for key, one in value.items()}
+        return {key: _formulas_of(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        made = {one.name: _written(getattr(value, one.name)) for one in fields(value)}
-        return replace(value, **made)
+        changed = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
+        return replace(value, **changed)
     return value
 
 
 def with_formulas(spec: ModelSpec) -> ModelSpec:
-    """A copy of `spec` whose sizes keep their values and know their symbols. Imports sympy."""
-    names = _named(_used_spots(spec) + _depth_spots(spec))
+    """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
+    names = _symbol_names(_used_spots(spec) + _depth_spots(spec))
 
-    def pick(spot: Spot) -> int:
-        return Traced(spot.value, _symbol(_plain(names[spot]))) if spot in names else spot.value
+    def pick(spot: SizeOccurrence) -> int:
+        return SymbolicInt(spot.value, _symbol(_without_hyphens(names[spot]))) if spot in names else spot.value
 
-    return _lettered(spec, pick)
+    return _with_symbols(spec, pick)
 
 
-def _plain(name: str) -> str:
-    """A name without the hyphens of a layer's label, in which they would read as a minus."""
+def _without_hyphens(name: str) -> str:
+    """Replaces hyphens in a name, which would look like a minus."""
     return name.replace("-", "_")
 
 
@@ -188,19 +189,19 @@ def _symbol(name: str) -> Any:
 
 
 def element_bytes() -> Any:
-    """The symbol of the bytes per cached element, which may be a fraction (4 bits)."""
+    """Returns the symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
     return sympy.Symbol(ELEMENT_BYTES, positive=True)
 
 
 def keys() -> Any:
-    """The symbol of the number of keys."""
+    """Returns the symbol of the number of keys."""
     return _symbol(KEYS)
 
 
 def sequences() -> Any:
-    """The symbol of the number of sequences."""
+    """Returns the symbol of the number of sequences."""
     return _symbol(SEQUENCES)
 
 
@@ -208,7 +209,7 @@ def sequences() -> Any:
 
 
 def letter_of(field: FieldInfo) -> str | None:
-    """The letter of a field's type, or of the type inside `| None`."""
+    """Returns the letter of a field's type, or of the type inside `| None`."""
     return _letter(field.metadata) or _letter_inside(field.annotation)
 
 
@@ -222,31 +223,31 @@ def _letter_inside(annotation: Any) -> str | None:
     return next((found for inner in get_args(annotation) if (found := _letter_inside(inner))), None)
 
 
-def _lettered(spec: ModelSpec, pick: Pick) -> ModelSpec:
-    """A copy of `spec` in which `pick` has replaced every size that has a letter, except depths."""
-    update: dict[str, Any] = {side: _lettered_stack(stack, side, pick) for side, stack in spec.stacks()}
+def _with_symbols(spec: ModelSpec, pick: SizeReplacer) -> ModelSpec:
+    """Returns a copy of `spec` in which `pick` replaces every size with a letter, except depths."""
+    update: dict[str, Any] = {side: _stack_with_symbols(stack, side, pick) for side, stack in spec.stacks()}
     rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
     return spec.model_copy(update={**rest, **update})
 
 
-def _lettered_stack(stack: Stack, side: str, pick: Pick) -> Stack:
+def _stack_with_symbols(stack: Stack, side: str, pick: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
     update = _changes(stack, side, "", "", pick, leave=frozenset({"block", "variants", DEPTH}))
 
     def lettered(name: str, block: Layer) -> Part:
-        return _lettered_part(block, side, labels[name], "", pick) if name in labels else block
+        return _part_with_symbols(block, side, labels[name], "", pick) if name in labels else block
 
     update["block"] = lettered(BASE, stack.block)
     update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
-def _lettered_part(part: Part, side: str, layer: str, name: str, pick: Pick) -> Part:
+def _part_with_symbols(part: Part, side: str, layer: str, name: str, pick: SizeReplacer) -> Part:
     return part.model_copy(update=_changes(part, side, layer, name, pick))
 
 
 def _changes(
-    part: Part, side: str, layer: str, name: str, pick: Pick, leave: frozenset[str] = frozenset()
+    part: Part, side: str, layer: str, name: str, pick: SizeReplacer, leave: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field, info in type(part).model_fields.items():
@@ -254,45 +255,45 @@ def _changes(
         if field in leave:
             continue
         if isinstance(value, Part):
-            changes[field] = _lettered_part(value, side, layer, field, pick)
+            changes[field] = _part_with_symbols(value, side, layer, field, pick)
         elif letter is not None and isinstance(value, int):
-            changes[field] = pick(Spot(side, layer, name, field, letter, value))
+            changes[field] = pick(SizeOccurrence(side, layer, name, field, letter, value))
     return changes
 
 
-def _depth_spots(spec: ModelSpec) -> list[Spot]:
+def _depth_spots(spec: ModelSpec) -> list[SizeOccurrence]:
     letter = letter_of(Stack.model_fields[DEPTH]) or "L"
-    return [Spot(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
+    return [SizeOccurrence(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
 
 
-def _used_spots(spec: ModelSpec) -> list[Spot]:
-    """The sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
-    provisional: dict[Spot, Any] = {}
+def _used_spots(spec: ModelSpec) -> list[SizeOccurrence]:
+    """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
+    provisional: dict[SizeOccurrence, Any] = {}
 
-    def pick(spot: Spot) -> Any:
+    def pick(spot: SizeOccurrence) -> Any:
         return provisional.setdefault(spot, _symbol(f"x{len(provisional)}"))
 
-    free = {s for place in _lettered(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    free = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
     return [spot for spot, symbol in provisional.items() if symbol in free]
 
 
 def _free_symbols(op: Any) -> set[Any]:
-    found: set[Any] = set()
+    symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
         value = getattr(op, field.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            found |= getattr(one, "free_symbols", set())
-    return found
+        for item in value if isinstance(value, tuple) else (value,):
+            symbols |= getattr(item, "free_symbols", set())
+    return symbols
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """The label of each kind of layer in the stack: a variant's name, and for `block` a trait that distinguishes it."""
+    """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
     kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
     if len(kinds) == 1:
         return dict.fromkeys(kinds, "")
     others = {trait for name, block in kinds.items() if name != BASE for trait in (name, *_traits(block))}
-    own = next((t for t in _traits(stack.block) if t not in others), "base")
-    return {name: own if name == BASE else name for name in kinds}
+    trait_of_base = next((t for t in _traits(stack.block) if t not in others), "base")
+    return {name: trait_of_base if name == BASE else name for name in kinds}
 
 
 def _traits(block: Layer) -> tuple[str, str]:
@@ -304,7 +305,7 @@ def _traits(block: Layer) -> tuple[str, str]:
 def _with_depths(
     node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
-    """The tree with symbols for the repeats of each kind of layer, and with labels.
+    """Adds symbols for the repeats of each kind of layer, and labels.
 
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
@@ -322,16 +323,16 @@ def _with_depths(
 # --- what they are called ---------------------------------------------------------------------------------------------
 
 
-def _named(spots: list[Spot]) -> dict[Spot, str]:
-    """A name for each occurrence: the letter alone if that is unambiguous, else with subscripts."""
-    names: dict[Spot, str] = {}
+def _symbol_names(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+    """Names each occurrence: the letter alone if that is unambiguous, else with subscripts."""
+    names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(s.letter for s in spots):
-        own = [s for s in spots if s.letter == letter]
-        for i, field in enumerate(dict.fromkeys(s.field for s in own)):
+        with_letter = [s for s in spots if s.letter == letter]
+        for i, field in enumerate(dict.fromkeys(s.field for s in with_letter)):
             bare = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
-            same = [s for s in own if s.field == field]
-            subscripts = _subscripts(same)
-            names |= {s: f"{bare}_{subscripts[s]}" if subscripts[s] else bare for s in same}
+            with_field = [s for s in with_letter if s.field == field]
+            subscripts = _subscripts(with_field)
+            names |= {s: f"{bare}_{subscripts[s]}" if subscripts[s] else bare for s in with_field}
     return names
 
 
@@ -342,8 +343,8 @@ def _short(field: str) -> str:
     return text
 
 
-def _subscripts(spots: list[Spot]) -> dict[Spot, str]:
-    """The shortest description of a place that determines the value, as subscripts; None if all values are equal."""
+def _subscripts(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+    """Returns the shortest subscripts that determine the value; empty if all values are equal."""
     if len({s.value for s in spots}) == 1:
         return dict.fromkeys(spots, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

@@ -1,7 +1,7 @@
-"""Integers that know the formula they were computed by.
+"""Integers with the formula by which they were computed.
 
-Kernels compare sizes (where a reshape copies, how many chunks there are). A symbol alone cannot answer; such an integer
-takes the branch that its value takes, and its formula holds wherever the same branches are taken.
+Kernels compare sizes (whether a reshape copies, how many chunks there are), which a symbol alone cannot do. A symbolic
+integer takes the branch of its value, and its formula holds wherever the same branches are taken.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Traced(int):
+class SymbolicInt(int):
     """An integer with the formula that gives it.
 
     formula: a SymPy expression, whose value is the integer.
@@ -20,49 +20,49 @@ class Traced(int):
 
     formula: Any
 
-    def __new__(cls, value: int, formula: Any) -> Traced:
-        made = super().__new__(cls, value)
-        made.formula = formula
-        return made
+    def __new__(cls, value: int, formula: Any) -> SymbolicInt:
+        number = super().__new__(cls, value)
+        number.formula = formula
+        return number
 
     def __repr__(self) -> str:
         return f"{self.formula} = {int(self)}"
 
     def __add__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a + b, self, other)
+        return _apply(lambda a, b: a + b, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a + b, other, self)
+        return _apply(lambda a, b: a + b, other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a - b, self, other)
+        return _apply(lambda a, b: a - b, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a - b, other, self)
+        return _apply(lambda a, b: a - b, other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a * b, self, other)
+        return _apply(lambda a, b: a * b, self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return _traced(lambda a, b: a * b, other, self)
+        return _apply(lambda a, b: a * b, other, self)
 
-    def __neg__(self) -> Traced:
-        return Traced(-int(self), -self.formula)
+    def __neg__(self) -> SymbolicInt:
+        return SymbolicInt(-int(self), -self.formula)
 
     def __pow__(self, other: Any, modulo: Any = None) -> Any:
-        return _traced(lambda a, b: a**b, self, other)
+        return _apply(lambda a, b: a**b, self, other)
 
     def __floordiv__(self, other: Any) -> Any:
-        return _divided(self, other)
+        return _floor_divide(self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _divided(other, self)
+        return _floor_divide(other, self)
 
     def __mod__(self, other: Any) -> Any:
-        return self - _divided(self, other) * other
+        return self - _floor_divide(self, other) * other
 
     def __rmod__(self, other: Any) -> Any:
-        return other - _divided(other, self) * self
+        return other - _floor_divide(other, self) * self
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -72,18 +72,18 @@ class Traced(int):
 
 
 def formula_of(number: int) -> Any:
-    """The formula of an integer, which is the integer itself if it is plain."""
-    return number.formula if isinstance(number, Traced) else number
+    """Returns the formula of an integer; the integer itself if it is plain."""
+    return number.formula if isinstance(number, SymbolicInt) else number
 
 
-def _traced(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
-    return Traced(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))
+    return SymbolicInt(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))
 
 
-def _divided(left: Any, right: Any) -> Any:
-    """left // right: their quotient where it is whole, else the quotient rounded down."""
+def _floor_divide(left: Any, right: Any) -> Any:
+    """Computes left // right: the quotient if it is whole, else its floor."""
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
     value, rest = divmod(int(left), int(right))
@@ -92,4 +92,4 @@ def _divided(left: Any, right: Any) -> Any:
         import sympy
 
         quotient = sympy.floor(quotient)
-    return Traced(value, quotient)
+    return SymbolicInt(value, quotient)

@@ -50,7 +50,7 @@ class Match:
     missing: expected tensors that the checkpoint lacks.
     extra: stored tensors that the spec lacks.
     misshapen: (expected, stored) pairs with different shapes.
-    again: stored copies of a tied weight.
+    again: second copies of a tied weight.
     buffers: stored masks and similar buffers.
     """
 
@@ -81,29 +81,29 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 
 def _squeezed(shape: Shape) -> Shape:
-    """The shape without axes of length 1, which only some classes have."""
-    return tuple(n for n in shape if n != 1) or (1,)
+    """Removes axes of length 1, which only some classes have."""
+    return tuple(size for size in shape if size != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
     """Matches every tensor of the spec and of the checkpoint."""
-    result, wanted, stored = Match(), defaultdict(list), defaultdict(list)
-    for e in expected_tensors(spec):
-        wanted[_group(e.node, spec)].append(e)
-    for t in checkpoint.tensors:
-        if NO_PARAMETERS.search(t.name):
-            result.buffers.append(t)
+    result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
+    for expected in expected_tensors(spec):
+        expected_by_group[_group(expected.node, spec)].append(expected)
+    for tensor in checkpoint.tensors:
+        if NO_PARAMETERS.search(tensor.name):
+            result.buffers.append(tensor)
         else:
-            stored[_group(t.name, spec)].append(t)
-    for group in {**wanted, **stored}:
-        _match_group(wanted[group], stored[group], result)
-    _elsewhere(result)
-    _again(spec, result)
+            stored_by_group[_group(tensor.name, spec)].append(tensor)
+    for group in {**expected_by_group, **stored_by_group}:
+        _match_group(expected_by_group[group], stored_by_group[group], result)
+    _match_across_layers(result)
+    _accept_tied_copies(spec, result)
     return result
 
 
 def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
-    """The stack and the number of the layer that a name belongs to: (stack, number); ("", −1) outside of layers."""
+    """Returns the stack and layer of a name: (stack, number); ("", −1) outside of layers."""
     number = NUMBER.search(name)
     if number is None:
         return "", -1
@@ -113,131 +113,140 @@ def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
     return side, int(number[1])
 
 
-def _match_group(wanted: list[Expected], stored: list[StoredTensor], result: Match) -> None:
-    left = list(wanted)
-    open_ = [(t, _squeezed(t.shape)) for t in stored]
-    for step in (_alike, _one_by_one_experts, _stacked):
-        open_ = step(left, open_, result)
+def _match_group(expected_tensors: list[Expected], stored: list[StoredTensor], result: Match) -> None:
+    unmatched = list(expected_tensors)
+    remaining = [(tensor, _squeezed(tensor.shape)) for tensor in stored]
+    for step in (_match_equal_shapes, _match_expert_stacks, _match_fused):
+        remaining = step(unmatched, remaining, result)
     by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
-    for e in left:
-        by_word[e.node.rpartition(".")[2], len(e.shape)].append(e)
-    order = {id(e): i for i, e in enumerate(left)}
-    for t, shape in open_:
-        words = set(t.name.split("."))
-        same = (e for word in words for e in by_word.get((word, len(shape)), ())[:1])
-        near = min(same, key=lambda e: order[id(e)], default=None)
-        if near is not None:
-            left.remove(near)
-            by_word[near.node.rpartition(".")[2], len(shape)].remove(near)
-            result.misshapen.append((near, t))
+    for expected in unmatched:
+        by_word[expected.node.rpartition(".")[2], len(expected.shape)].append(expected)
+    position = {id(expected): i for i, expected in enumerate(unmatched)}
+    for tensor, shape in remaining:
+        words = set(tensor.name.split("."))
+        with_same_word = (expected for word in words for expected in by_word.get((word, len(shape)), ())[:1])
+        closest = min(with_same_word, key=lambda expected: position[id(expected)], default=None)
+        if closest is not None:
+            unmatched.remove(closest)
+            by_word[closest.node.rpartition(".")[2], len(shape)].remove(closest)
+            result.misshapen.append((closest, tensor))
         else:
-            result.extra.append(t)
-    result.missing += [e for e in left if not e.buffer]  # a checkpoint may lack buffers
+            result.extra.append(tensor)
+    result.missing += [expected for expected in unmatched if not expected.buffer]  # a checkpoint may lack buffers
 
 
-Open = list[tuple[StoredTensor, Shape]]
+Unmatched = list[tuple[StoredTensor, Shape]]
 
 
-def _alike(left: list[Expected], open_: Open, result: Match) -> Open:
+def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     by_shape: dict[Shape, list[Expected]] = defaultdict(list)
-    for e in left:
-        by_shape[e.shape].append(e)
-    for turned in (False, True):
-        for named in (True, False):
-            rest: Open = []
-            for t, shape in open_:
-                same = by_shape.get(shape if not turned else _turned(shape))
-                found = next((e for e in same if not named or _same_name(e.node, t.name)), None) if same else None
-                if found is None:
-                    rest.append((t, shape))
+    for expected in unmatched:
+        by_shape[expected.shape].append(expected)
+    for transposed in (False, True):
+        for by_name in (True, False):
+            still_open: Unmatched = []
+            for tensor, shape in remaining:
+                candidates = by_shape.get(shape if not transposed else _transposed(shape))
+                partner = (
+                    next(
+                        (expected for expected in candidates if not by_name or _same_name(expected.node, tensor.name)),
+                        None,
+                    )
+                    if candidates
+                    else None
+                )
+                if partner is None:
+                    still_open.append((tensor, shape))
                 else:
-                    left.remove(found)
-                    by_shape[found.shape].remove(found)
+                    unmatched.remove(partner)
+                    by_shape[partner.shape].remove(partner)
                     result.matched += 1
-            open_ = rest
-    return open_
+            remaining = still_open
+    return remaining
 
 
-def _turned(shape: Shape) -> Shape:
-    """The shape of the transposed matrix, or of a stack of them."""
+def _transposed(shape: Shape) -> Shape:
+    """Returns the shape of the transposed matrix, or of a stack of transposed matrices."""
     return (*shape[:-2], *shape[-2:][::-1])
 
 
-def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Open:
+def _match_expert_stacks(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored ones, grouped by the last word of their names."""
-    stacks = [e for e in left if len(e.shape) > 1]
-    shapes = {shape for e in stacks for shape in (e.shape[1:], e.shape[:0:-1])}
-    by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → which of `open_`
-    for i, (t, shape) in enumerate(open_):
+    stacks = [stack for stack in unmatched if len(stack.shape) > 1]
+    shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
+    by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
+    for i, (tensor, shape) in enumerate(remaining):
         if shape in shapes:
-            by_shape[shape].setdefault(_word(t.name), []).append(i)
+            by_shape[shape].setdefault(_word(tensor.name), []).append(i)
     used: set[int] = set()
-    for e in stacks:
-        alike = [by_shape[shape] for shape in {e.shape[1:], e.shape[:0:-1]} if shape in by_shape]
-        counts = Counter({word: 0 for words in alike for word in words})
-        for words in alike:
-            counts.update({word: len(which) for word, which in words.items()})
+    for stack in stacks:
+        same_shape = [by_shape[shape] for shape in {stack.shape[1:], stack.shape[:0:-1]} if shape in by_shape]
+        counts = Counter({word: 0 for words in same_shape for word in words})
+        for words in same_shape:
+            counts.update({word: len(indices) for word, indices in words.items()})
         fits = {
-            word: [i for words in alike for i in words.get(word, ())]
+            word: [i for words in same_shape for i in words.get(word, ())]
             for word, count in counts.items()
-            if count == e.shape[0]
+            if count == stack.shape[0]
         }
         if fits:
-            word = min(fits, key=lambda word: (word not in e.node, min(fits[word])))
+            word = min(fits, key=lambda word: (word not in stack.node, min(fits[word])))
             used.update(fits[word])
-            for words in alike:
+            for words in same_shape:
                 words.pop(word, None)
-            left.remove(e)
+            unmatched.remove(stack)
             result.matched += 1
-    return [o for i, o in enumerate(open_) if i not in used]
+    return [entry for i, entry in enumerate(remaining) if i not in used]
 
 
-def _stacked(left: list[Expected], open_: Open, result: Match) -> Open:
+def _match_fused(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
-    rest: Open = []
-    fused: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → the tensors that are fused to it
-    for t, shape in open_:
+    still_open: Unmatched = []
+    fused: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
+    for tensor, shape in remaining:
         axes = len(shape)
         if axes not in fused:
-            fused[axes] = _fused_shapes(left, axes)
-        found = fused[axes].get(shape)
-        if found is None:
-            rest.append((t, shape))
+            fused[axes] = _fused_shapes(unmatched, axes)
+        parts = fused[axes].get(shape)
+        if parts is None:
+            still_open.append((tensor, shape))
         else:
-            for e in found:
-                left.remove(e)
+            for part in parts:
+                unmatched.remove(part)
                 result.matched += 1
             fused = {}
-    return rest
+    return still_open
 
 
-def _fused_shapes(left: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
-    """Shape → the first tensors of one parent that have it when they are put together, or its transpose."""
+def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
+    """Returns shape → the first tensors of one parent whose concatenation, or its transpose, has it."""
     shapes: dict[Shape, tuple[Expected, ...]] = {}
-    for group in _groups(left, axes):
+    for group in _groups(unmatched, axes):
         for axis in range(max(0, axes - 2), axes):
-            if len({(*e.shape[:axis], *e.shape[axis + 1 :]) for e in group}) == 1:
+            if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in group}) == 1:
                 first = group[0].shape
-                joined = (*first[:axis], sum(e.shape[axis] for e in group), *first[axis + 1 :])
+                joined = (*first[:axis], sum(part.shape[axis] for part in group), *first[axis + 1 :])
                 shapes.setdefault(joined, group)
-                shapes.setdefault(_turned(joined), group)
+                shapes.setdefault(_transposed(joined), group)
     return shapes
 
 
-def _groups(left: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
+def _groups(unmatched: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
-    for e in left:
-        if len(e.shape) == axes:
-            by_parent[e.node.rpartition(".")[0] if axes > 1 else ""].append(e)  # vectors are only compared by size
+    for expected in unmatched:
+        if len(expected.shape) == axes:
+            by_parent[expected.node.rpartition(".")[0] if axes > 1 else ""].append(
+                expected
+            )  # vectors are only compared by size
     for members in by_parent.values():
         for size in (2, 3, 4):
             yield from combinations(members[:8], size)
 
 
 def _word(name: str) -> str:
-    """The last word of a name, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
-    parts = [p for p in name.split(".") if not p.isdigit()]
+    """Returns the last word without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
+    parts = [part for part in name.split(".") if not part.isdigit()]
     ending = parts[-1] if parts else ""
     return (
         ".".join(parts[-2:]) if ending == "bias" else (parts[-2] if ending == "weight" and len(parts) > 1 else ending)
@@ -248,38 +257,40 @@ def _same_name(node: str, name: str) -> bool:
     return node.rpartition(".")[2] in name.split(".")
 
 
-def _elsewhere(result: Match) -> None:
-    """Matches a tensor that is in a layer of the file and outside of the layers in the spec, or the other way round.
+def _match_across_layers(result: Match) -> None:
+    """Matches tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
-    wanted = {(e.shape, word) for e in result.missing for word in _words_of_node(e)}
-    shapes = {shape for shape, _ in wanted}
-    places: dict[tuple[Shape, str, str], deque[int]] = defaultdict(deque)  # shape, word, side → which of the extra ones
-    for i, t in enumerate(result.extra):
-        shape = _squeezed(t.shape)
+    missing_words = {(expected.shape, word) for expected in result.missing for word in _words_of_node(expected)}
+    shapes = {shape for shape, _ in missing_words}
+    places: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
+        deque
+    )  # shape, word, stack → indices of extra tensors
+    for i, tensor in enumerate(result.extra):
+        shape = _squeezed(tensor.shape)
         if shape in shapes:
-            side = _side(t.name)
-            for word in set(_WORDS.split(t.name)):
-                if (shape, word) in wanted:
+            side = _side(tensor.name)
+            for word in set(_WORDS.split(tensor.name)):
+                if (shape, word) in missing_words:
                     places[shape, word, side].append(i)
     missing: list[Expected] = []
     used: set[int] = set()
-    for e in result.missing:
-        side = _side(e.node)
-        firsts: list[int] = []
-        for word in _words_of_node(e):
-            for of in {side} if side else SIDES:
-                alike = places.get((e.shape, word, of), deque())
-                while alike and alike[0] in used:
-                    alike.popleft()
-                firsts += [alike[0]] if alike else []
-        if not firsts:
-            missing.append(e)
+    for expected in result.missing:
+        side = _side(expected.node)
+        candidates: list[int] = []
+        for word in _words_of_node(expected):
+            for stack_name in {side} if side else SIDES:
+                indices = places.get((expected.shape, word, stack_name), deque())
+                while indices and indices[0] in used:
+                    indices.popleft()
+                candidates += [indices[0]] if indices else []
+        if not candidates:
+            missing.append(expected)
             continue
-        used.add(min(firsts))
+        used.add(min(candidates))
         result.matched += 1
     result.missing = missing
-    result.extra = [t for i, t in enumerate(result.extra) if i not in used]
+    result.extra = [tensor for i, tensor in enumerate(result.extra) if i not in used]
 
 
 _WORDS = re.compile(r"[._]")
@@ -292,15 +303,15 @@ def _words_of_node(expected: Expected) -> set[str]:
 
 
 def _side(name: str) -> str:
-    """The stack of an encoder-decoder that a name mentions; empty if none."""
+    """Returns the stack of an encoder-decoder that a name mentions; empty if none."""
     sides = re.findall(r"(?:^|\.)(enc|dec)", name)
     return sides[0] if sides else ""
 
 
-def _again(spec: ModelSpec, result: Match) -> None:
+def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
     """Accepts a second copy of a tied output head."""
     if not spec.tie_word_embeddings:
         return
-    head = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    result.again += [t for t in result.extra if t.shape == head]
-    result.extra = [t for t in result.extra if t.shape != head]
+    head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
+    result.again += [tensor for tensor in result.extra if tensor.shape == head_shape]
+    result.extra = [tensor for tensor in result.extra if tensor.shape != head_shape]

@@ -15,16 +15,16 @@ from ..algebra import is_zero
 from ..evidence import Evidence
 from ..flow.tree import Node, Place
 from ..workload.run_config import RunConfig
-from .difference import COUNTED, Sizes, named
+from .difference import COUNTED, Sizes, explain_difference
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
 MEMORY = "memory."
-"""How the names of quantities of a device's memory begin, such as `memory.backward_peak_bytes`."""
+"""Prefix of the quantities of a device's memory, such as `memory.backward_peak_bytes`."""
 
 
 LOSS = "loss"
-"""The quantity of a loss, which is no whole number."""
+"""The quantity of a loss, which is not an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Check:
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
     explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
-    within: how far the two may be apart, as a share of the measured number; 0 if they should be equal.
+    within: allowed relative difference from the measured number; 0 if the two should be equal.
     """
 
     node: str
@@ -73,11 +73,12 @@ class Check:
         if self.quantity == LOSS:
             return f"{difference:+.3g}{share}"
         difference = int(difference)
-        what = named(difference, sizes) if self.quantity in COUNTED else ""
-        bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
-        beyond = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
-        most = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
-        return f"{units.difference(difference)}{beyond}{f' {what}{bias}' if what else ''}{share}{most}"
+        matching_size = explain_difference(difference, sizes) if self.quantity in COUNTED else ""
+        bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
+        known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
+        tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
+        size = f" {matching_size}{bias}" if matching_size else ""
+        return f"{units.difference(difference)}{known_difference}{size}{share}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -95,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the leaves of the tree with parameters were compared, by path; a leaf of equal layers is listed once.
+    """The paths of leaves with parameters, by how they were compared. A leaf of equal layers is listed once.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -121,7 +122,7 @@ class Verdict:
     info: further information for the report.
     sizes: the sizes of the spec, to explain differences.
     coverage: the coverage, for a witness with other module names; None otherwise.
-    untested: what the model uses, or can be run with, that states no witness of its memory; nothing by default.
+    untested: parts, kernels or optimizers of the model whose memory was never measured; default none.
     """
 
     target: str
@@ -136,18 +137,18 @@ class Verdict:
     @property
     def ok(self) -> bool:
         """Whether every check passed and there was at least one."""
-        return bool(self.checks) and all(c.ok for c in self.checks)
+        return bool(self.checks) and all(check.ok for check in self.checks)
 
     @property
     def failures(self) -> list[Check]:
-        return [c for c in self.checks if not c.ok]
+        return [check for check in self.checks if not check.ok]
 
     def data(self) -> dict[str, Any]:
         return {
             "model": {"name": self.target}, "witness": self.witness, "ok": self.ok, "seconds": round(self.seconds, 3),
             **self.info, **({} if self.coverage is None else {"coverage": self.coverage.data()}),
-            "untested": [{"kind": one.kind, "name": one.name} for one in self.untested],
-            "checks": [c.data() for c in self.checks],
+            "untested": [{"kind": evidence.kind, "name": evidence.name} for evidence in self.untested],
+            "checks": [check.data() for check in self.checks],
         }  # fmt: skip
 
 
@@ -175,26 +176,26 @@ def compare(
         expected = closed_form(place)
         paths = module_paths(place)
         readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
-        yield from agreed(place.path or tree.name, quantity, expected, readings, witness)
+        yield from check_repeats(place.path or tree.name, quantity, expected, readings, witness)
 
 
-def agreed(
+def check_repeats(
     node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if they measured the same, otherwise one for each wrong repeat.
 
     readings: path of a repeat → its measurement.
     """
-    wrong = {path: got for path, got in readings.items() if got != expected}
+    wrong = {path: measured for path, measured in readings.items() if measured != expected}
     if wrong and len(readings) > 1 and len(wrong) < len(readings):
-        for path, got in wrong.items():
-            yield Check(path, quantity, expected, got, witness)
+        for path, measured in wrong.items():
+            yield Check(path, quantity, expected, measured, witness)
     else:
         yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
 
 
 def module_paths(place: Place) -> list[str]:
-    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the paths of the modules of a node where it stands."""
+    """Returns the paths of the modules of a node: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = place.node
     if place.above is None:
         return [""]
@@ -204,4 +205,4 @@ def module_paths(place: Place) -> list[str]:
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:
     """Leaves out checks that are zero on both sides, such as the FLOPs of a norm."""
-    return (c for c in checks if not (is_zero(c.closed_form) and c.measured == 0))
+    return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

@@ -1,11 +1,11 @@
-"""torch's FLOP counter, `torch.utils.flop_counter.FlopCounterMode`, with a right formula for grouped convolutions.
+"""torch's FLOP counter, `torch.utils.flop_counter.FlopCounterMode`, with a correct formula for grouped convolutions.
 
-The counter alone takes 0.04 ms for every operation without FLOPs and 0.2 ms for every product, which is most of the
-time of a pass over a small model on meta. Here it is given products only, and its formulas are computed once for each
-combination of shapes.
+The counter takes 0.04 ms for every operation without FLOPs and 0.2 ms for every product, which is most of the time of a
+pass over a small model on meta. Here it receives products only, and its formulas are computed once for each combination
+of shapes.
 
 The counter has no formula for torch's fused attention on a CPU, nor for the fused layers of nn.MultiheadAttention and
-nn.TransformerEncoderLayer, and counts them as 0. Here attention runs as the products that it consists of.
+nn.TransformerEncoderLayer, and counts them as 0. Here attention runs as separate matrix products.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .shapes import Remembered, key_of
+from .shapes import ShapeCache, key_of
 
 
 @contextmanager
-def attention_in_products() -> Iterator[None]:
-    """Runs F.scaled_dot_product_attention as separate matrix products on every device, and no fused layers of torch.nn.
+def unfused_attention() -> Iterator[None]:
+    """Runs F.scaled_dot_product_attention as separate matrix products, and torch.nn's layers without fused kernels.
 
-    The scores are then tensors, so a pass on a device with memory takes batch · heads · seq² of them per layer.
+    The scores are then tensors: batch · heads · seq² elements per layer.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -42,11 +42,11 @@ def attention_in_products() -> Iterator[None]:
 
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
-    """Counts the FLOPs of what runs inside, attention in separate products."""
+    """Counts the FLOPs of operations inside the context, with attention as separate products."""
     formulas = {torch.ops.aten.convolution_backward: convolution_backward}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
-    counter.flop_registry = {op: _once(op, formula) for op, formula in counter.flop_registry.items()}
-    with attention_in_products(), counter, Remembered(counter):  # the innermost receives every operation first
+    counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
+    with unfused_attention(), counter, ShapeCache(counter):  # the innermost receives every operation first
         yield counter
 
 
@@ -54,8 +54,8 @@ _KNOWN: dict[Hashable, int] = {}
 """Operation and shapes → FLOPs."""
 
 
-def _once(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
-    """The formula of an operation, computed once for each combination of shapes on meta."""
+def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
+    """Caches the formula of an operation for each combination of shapes on meta."""
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shapes = key_of((*args, *kwargs.items()))

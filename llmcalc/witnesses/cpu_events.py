@@ -1,4 +1,4 @@
-"""The CPU profiler's events of a forward and a backward pass: every allocation, and every sum of two gradients.
+"""Events of the CPU profiler in a forward and a backward pass: allocations, and sums of two gradients.
 
 A dispatch mode changes what autograd does: under it, and on meta, torch adds no gradient in place
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; aten/src/ATen/TensorSubclassLikeUtils.h). The profiler
@@ -22,21 +22,22 @@ FORWARD, BACKWARD = "forward pass", "backward pass"
 """The names under which the two passes are recorded (`torch.profiler.record_function`)."""
 
 NUMBER = 8
-"""The bytes of a Python number that torch makes a tensor of."""
+"""Bytes of the tensor that torch creates for a Python number."""
 
 ENGINE = "autograd::engine::evaluate_function"
-"""How the events of autograd's engine begin. An addition right below one is a sum of two gradients."""
+"""Prefix of events of autograd's engine. An addition directly below such an event is a sum of two gradients."""
 
 SUMS = {"aten::add": False, "aten::add_": True}
-"""Operation that adds a gradient to another one → whether it does in place."""
+"""Operation that adds two gradients → whether it is in place."""
 
 
 @dataclass(eq=False)
 class Block:
-    """Memory that is allocated in a pass.
+    """A block of memory that is allocated in a pass.
 
-    size: its bytes. kernel: the operation that allocates it, empty outside all of them. scratch: whether that operation
-    frees it.
+    size: bytes.
+    kernel: the operation that allocates it; empty outside of operations.
+    scratch: whether that operation frees it.
     """
 
     size: int
@@ -45,17 +46,17 @@ class Block:
 
     @property
     def number(self) -> bool:
-        """Whether it is a Python number made a tensor, which no operation does."""
+        """Whether it is the tensor of a Python number, which no operation allocates."""
         return not self.kernel and self.size == NUMBER
 
     @property
     def counted(self) -> bool:
-        """Whether a replay counts it."""
+        """Whether the simulator counts the block."""
         return not self.scratch and not self.number
 
 
 class Moment(NamedTuple):
-    """An allocation or a release. sign: 1 or -1. phase: the pass."""
+    """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
     sign: int
     block: Block
@@ -65,7 +66,8 @@ class Moment(NamedTuple):
 class PassBytes(NamedTuple):
     """Bytes of a forward and a backward pass.
 
-    live: alive after the forward pass. forward, backward: the most alive in each pass.
+    live: bytes alive after the forward pass.
+    forward, backward: peak of each pass.
     """
 
     live: int
@@ -74,16 +76,17 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Bytes of sums of gradients, beside those that a parameter's `grad` collects over micro-batches.
+    """Bytes of sums of gradients, without the accumulation of `grad` over micro-batches.
 
-    in_place: of sums that are written over the gradient that came first. out_of_place: of sums that are new tensors.
+    in_place: sums that overwrite the first gradient.
+    out_of_place: sums that are new tensors.
     """
 
     in_place: int = 0
     out_of_place: int = 0
 
     def with_sum(self, size: int, in_place: bool) -> GradientSums:
-        """These sums and a further one."""
+        """Returns the sums with another sum added."""
         return GradientSums(self.in_place + size * in_place, self.out_of_place + size * (not in_place))
 
 
@@ -91,7 +94,8 @@ class GradientSums(NamedTuple):
 class CpuEvents:
     """The events of a forward and a backward pass.
 
-    moments: allocations and releases in their order. sums: the sums of gradients.
+    moments: allocations and releases in order.
+    sums: bytes of sums of gradients.
     """
 
     moments: list[Moment] = field(default_factory=list)
@@ -99,7 +103,7 @@ class CpuEvents:
 
     @property
     def scratch(self) -> dict[str, int]:
-        """Kernel that allocates scratch → the bytes of its largest block."""
+        """Kernel → bytes of its largest scratch block."""
         largest: dict[str, int] = {}
         for _, block, _ in self.moments:
             if block.scratch:
@@ -107,21 +111,21 @@ class CpuEvents:
         return largest
 
     def allocated(self, phase: str) -> list[int]:
-        """The bytes of every block that a replay counts and the pass allocates, in order of size."""
+        """Returns the sizes of the counted blocks that a pass allocates, sorted."""
         return sorted(block.size for sign, block, when in self.moments if sign > 0 and when == phase and block.counted)
 
     def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
-        """The bytes of both passes. counts: whether a block counts, by default those that a replay counts."""
-        now, live, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        """Returns the bytes of both passes. counts: whether a block counts; default those that the simulator counts."""
+        live_now, after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for sign, block, phase in self.moments:
-            now += sign * block.size * counts(block)
-            peaks[phase] = max(peaks[phase], now)
-            live = now if phase == FORWARD else live
-        return PassBytes(live, peaks[FORWARD], max(peaks[BACKWARD], live))
+            live_now += sign * block.size * counts(block)
+            peaks[phase] = max(peaks[phase], live_now)
+            after_forward = live_now if phase == FORWARD else after_forward
+        return PassBytes(after_forward, peaks[FORWARD], max(peaks[BACKWARD], after_forward))
 
 
 def read_events(run: Any) -> CpuEvents:
-    """The events that a profiler has recorded. run: a `torch.profiler.profile` with `profile_memory`."""
+    """Reads the events of a profiler. run: a `torch.profiler.profile` with `profile_memory`."""
     events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
     for event, above in sorted(_events(run), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
@@ -142,7 +146,7 @@ def read_events(run: Any) -> CpuEvents:
 
 
 def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation, release and sum of gradients, with the operations around it, the outermost first."""
+    """Yields every allocation, release and sum of gradients with its enclosing operations, outermost first."""
     todo = [(event, list[Any]()) for event in run.profiler.kineto_results.experimental_event_tree()]
     while todo:
         event, above = todo.pop()
@@ -153,25 +157,27 @@ def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _sum_bytes(event: Any) -> int:
-    """The bytes of a sum of gradients: those of its first operand."""
+    """Returns the bytes of a sum of gradients, which are those of its first operand."""
     first = event.extra_fields.inputs[0]
     return int(torch.Size(first.sizes).numel()) * int(first.dtype.itemsize)
 
 
 @cache
 def _is_kernel(name: str) -> bool:
-    """Whether an operation is not taken apart into others above autograd."""
+    """Whether an operation is not decomposed into others above autograd."""
     if not name.startswith("aten::"):
         return False
-    forms = [form for form in torch._C._jit_get_schemas_for_operator(name) if _runs_here(form)]
+    forms = [form for form in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(form)]
     names = [f"{form.name}.{form.overload_name}".rstrip(".") for form in forms]
     return any(not torch._C._dispatch_has_kernel_for_dispatch_key(form, "CompositeImplicitAutograd") for form in names)
 
 
-def _runs_here(form: Any) -> bool:
-    """Whether a form of an operation is one that the reference may call: of tensors, without named axes and `out`."""
+def _is_callable_overload(form: Any) -> bool:
+    """Whether the reference may call an overload: one on tensors, without named axes and `out`."""
     name = f"{form.name}.{form.overload_name}".rstrip(".")
-    known = torch._C._dispatch_has_kernel(name)
+    has_kernel = torch._C._dispatch_has_kernel(name)
     return (
-        known and "name" not in form.overload_name.lower() and not any(argument.is_out for argument in form.arguments)
+        has_kernel
+        and "name" not in form.overload_name.lower()
+        and not any(argument.is_out for argument in form.arguments)
     )

@@ -1,6 +1,4 @@
-"""Explanations of a difference between two parameter counts: the sizes of the spec, or small multiples or products of
-sizes, that equal it.
-"""
+"""Explains a difference between two parameter counts by a size of the spec, or a multiple or product of sizes."""
 
 from __future__ import annotations
 
@@ -16,16 +14,17 @@ Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""
 
 COUNTED = frozenset({"parameters", "buffers"})
-"""The quantities that are counted in elements."""
+"""Quantities that are counted in elements."""
 
 LEAST, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
-"""The smallest size that is used in explanations, because too many numbers are multiples or products of smaller ones;
-the largest multiple; the largest number of explanations, beyond which none is given.
+"""Limits of explanations: the smallest size, the largest multiple, and the largest number of alternatives.
+
+Too many numbers are multiples or products of smaller sizes.
 """
 
 
 def sizes_of(spec: ModelSpec) -> Sizes:
-    """Every size in the spec of the text model, in any of its parts."""
+    """Returns every size in the spec of the text model and its parts."""
     return tuple(dict.fromkeys(_sizes(spec)))
 
 
@@ -40,15 +39,13 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
                 yield from _sizes(below)
 
 
-def named(difference: int, sizes: Sizes) -> str:
-    """The explanation: `= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`; empty if no size fits, or
-    too many do.
-    """
-    size = abs(difference)
-    equal = [name for name, value in sizes if value == size]
+def explain_difference(difference: int, sizes: Sizes) -> str:
+    """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
+    absolute = abs(difference)
+    equal = [name for name, value in sizes if value == absolute]
     large = [(name, value) for name, value in sizes if value >= LEAST]
-    multiples = [f"{k} × {name}" for name, value in large for k in range(2, MOST_MULTIPLE + 1) if k * value == size]
-    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large, 2) if m * n == size]
+    multiples = [f"{k} × {name}" for name, value in large for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute]
+    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large, 2) if m * n == absolute]
     fitting = list(dict.fromkeys(equal or multiples or products))
     if not fitting or len(fitting) > MOST_NAMES:
         return ""

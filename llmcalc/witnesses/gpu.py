@@ -1,11 +1,11 @@
-"""Measures the memory of training steps and passes on a GPU, and compares it with `llmcalc memory`'s answer.
+"""Measures the memory of training steps and passes on a GPU, and compares it with `llmcalc memory`.
 
 torch's caching allocator counts three sums (torch.cuda.memory_stats): bytes that tensors ask for (`requested_bytes`),
 bytes of the blocks that they get (`allocated_bytes`), and bytes of its segments (`reserved_bytes`). The first is
-compared with the tensors and workspaces of the replay, the others with its model of the allocator.
+compared with the tensors and workspaces of the simulation, the others with its model of the allocator.
 
-A run begins with an empty allocator. The model is made, and the segments that its making leaves free are returned. The
-first products make cuBLAS workspaces, as in the replay.
+A run begins with an empty allocator. The model is created, and free segments are returned. The first matrix products
+allocate cuBLAS workspaces, as in the simulation.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -30,21 +30,21 @@ from ..device_memory.training import Training
 from ..model import ModelSpec
 from .checks import MEMORY, Check
 from .loop import Passes, TrainingLoop, cache_shapes
-from .memory import Compared, in_words, not_shown, program
+from .memory import MemoryComparison, configured_run, run_text, unsupported_reason
 from .speed import driver
 
 STEPS = 3
-"""Training steps that are measured: the first makes the optimizer's states, the second and third are alike."""
+"""Number of measured training steps: the first creates the optimizer's states, the others are equal."""
 
 WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0.01, "after_step_bytes": 0.01}
-"""Quantity → how far its closed form may be from it, as a share of what is measured."""
+"""Quantity → allowed relative difference from the measured value."""
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 class Reading(NamedTuple):
-    """The allocator's counts. allocated: bytes of blocks now. The others: the most since the last restart."""
+    """The allocator's statistics. allocated: bytes of blocks now. The others: peaks since the last restart."""
 
     allocated: int
     peak_requested: int
@@ -53,21 +53,21 @@ class Reading(NamedTuple):
 
 
 class Statistics(Protocol):
-    """The allocator of a device. device: the name that torch has for it."""
+    """The statistics of a device's allocator. device: torch's name of the device."""
 
     device: str
 
     def begin(self) -> None:
-        """Frees what nothing refers to, the allocator's free segments and workspaces; and restarts."""
+        """Frees unreferenced objects, free segments and workspaces, and resets the peaks."""
 
     def restart(self) -> None:
-        """Starts the peaks anew."""
+        """Resets the peaks."""
 
     def read(self) -> Reading:
-        """The counts, once everything has run."""
+        """Returns the statistics after all kernels have run."""
 
-    def beside(self) -> int:
-        """Bytes of the device that the allocator has not reserved and that are not free."""
+    def outside_bytes(self) -> int:
+        """Returns used bytes of the device outside of the allocator."""
 
 
 class Cuda:
@@ -95,7 +95,7 @@ class Cuda:
             counts["reserved_bytes.all.peak"],
         )
 
-    def beside(self) -> int:
+    def outside_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info()
         return int(total - free - torch.cuda.memory_reserved())
 
@@ -104,11 +104,11 @@ class Cuda:
 class Measured:
     """The memory of a run, in bytes.
 
-    requested_bytes, allocated_bytes, reserved_bytes: the most of the allocator's sums.
-    after_step_bytes: allocated after the last training step, or after the pass.
-    before_bytes: allocated before the run, which should be 0. beside_bytes: what the device holds beside the
-    allocator's segments after the run, such as the CUDA context; 0 for another device.
-    phases: phase → the most of each sum during it.
+    requested_bytes, allocated_bytes, reserved_bytes: peaks of the allocator's statistics.
+    after_step_bytes: allocated bytes after the last training step, or after the pass.
+    before_bytes: allocated bytes before the run, which should be 0.
+    beside_bytes: used bytes outside of the allocator after the run, such as the CUDA context; 0 for other devices.
+    phases: phase → peaks of the statistics in it.
     """
 
     requested_bytes: int = 0
@@ -120,10 +120,10 @@ class Measured:
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def take(self, phase: str, reading: Reading) -> None:
-        """Takes the peaks of a phase."""
-        here = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
-        for name, value in zip(here, reading[1:], strict=True):
-            here[name] = max(here[name], value)
+        """Records the peaks of a phase."""
+        peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
+        for name, value in zip(peaks, reading[1:], strict=True):
+            peaks[name] = max(peaks[name], value)
             setattr(self, name, max(getattr(self, name), value))
         self.after_step_bytes = reading.allocated
 
@@ -132,96 +132,101 @@ class Measured:
         return dict(vars(self))
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
-    """Runs the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
-    how = program(spec, settings)
-    found = Measured()
+    """Measures the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
+    run = configured_run(spec, settings)
+    measured = Measured()
     statistics.begin()
-    found.before_bytes = statistics.read().allocated
+    measured.before_bytes = statistics.read().allocated
 
     def seen(phase: str, _: Tensor | None = None) -> None:
-        found.take(phase, statistics.read())
+        measured.take(phase, statistics.read())
         statistics.restart()
 
-    if isinstance(how, Training):
-        loop = TrainingLoop(spec, how, statistics.device)
+    if isinstance(run, Training):
+        loop = TrainingLoop(spec, run, statistics.device)
         statistics.begin()
         seen("set-up")
         for _ in range(STEPS):
             loop.step(seen)
-        found.beside_bytes = statistics.beside()
-        return found
-    shapes = cache_shapes(spec, how) if how.phase == "decode" else {}
-    passes = Passes(spec, how, statistics.device)
+        measured.beside_bytes = statistics.outside_bytes()
+        return measured
+    shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
+    passes = Passes(spec, run, statistics.device)
     statistics.begin()
-    if how.phase == "decode":
+    if run.phase == "decode":
         passes.cache_of(shapes)
     seen("set-up")
-    (passes.decode if how.phase == "decode" else passes.prefill)()
-    seen(how.phase)
-    found.beside_bytes = statistics.beside()
-    return found
+    (passes.decode if run.phase == "decode" else passes.prefill)()
+    seen(run.phase)
+    measured.beside_bytes = statistics.outside_bytes()
+    return measured
 
 
-# --- what it is compared with -----------------------------------------------------------------------------------------
+# --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def closed_form(found: DeviceMemory) -> dict[str, int]:
-    """Quantity → bytes of `llmcalc memory`. Workspaces are requested from the allocator, as tensors are."""
-    workspaces = sum(term.bytes for term in found.terms if term.name == "cuBLAS workspaces")
+def closed_form(device: DeviceMemory) -> dict[str, int]:
+    """Returns quantity → bytes of `llmcalc memory`. Workspaces are requested from the allocator like tensors."""
+    workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
     return {
-        "requested_bytes": found.exact_bytes + workspaces,
-        "allocated_bytes": found.peak_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "after_step_bytes": found.after_step_bytes,
+        "requested_bytes": device.exact_bytes + workspaces,
+        "allocated_bytes": device.peak_bytes,
+        "reserved_bytes": device.reserved_bytes,
+        "after_step_bytes": device.after_step_bytes,
     }
 
 
-def checks(ours: Mapping[str, int], theirs: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
-    """One check per quantity of a phase, such as `memory.training_requested_bytes`."""
+def checks(counted: Mapping[str, int], measured: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
+    """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", ours[name], theirs[name], witness, within=within)
+        Check("", f"{MEMORY}{phase}_{name}", counted[name], measured[name], witness, within=within)
         for name, within in WITHIN.items()
     ]
 
 
 def compare_on_gpu(
     spec: ModelSpec, settings: Sequence[Settings], statistics: Statistics | None = None, runtime: Runtime | None = None
-) -> Compared:
-    """Compares runs with a GPU. What does not fit, or what the reference cannot show, is left out with the reason.
+) -> MemoryComparison:
+    """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
-    statistics, runtime: those of the GPU that torch sees, by default. Raises `Unsupported` for a step without kernels.
+    statistics, runtime: default those of torch's GPU.
+    Raises `Unsupported` for a step without kernels.
     """
-    found = Compared(info={"runs_measured": []})
+    comparison = MemoryComparison(info={"runs_measured": []})
     if statistics is None:
-        found.info |= {"device": (facts := device_facts()), "environment": (variables := environment())}
+        comparison.info |= {"device": (facts := device_facts()), "environment": (variables := environment())}
         statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
     runtime = Runtime() if runtime is None else runtime
-    for one in settings:
-        why = not_shown(spec, one, "cuda")
-        if why:
-            found.left_out[one.phase] = why
+    for run_settings in settings:
+        reason = unsupported_reason(spec, run_settings, "cuda")
+        if reason:
+            comparison.left_out[run_settings.phase] = reason
             continue
-        answer = memory(spec, one, runtime=runtime).device
+        answer = memory(spec, run_settings, runtime=runtime).device
         room = free_bytes(statistics)
         if room is not None and answer.reserved_bytes > room:
-            found.left_out[one.phase] = f"{in_words(spec, one)} needs {answer.reserved_bytes:,} bytes of {room:,} free"
+            comparison.left_out[run_settings.phase] = (
+                f"{run_text(spec, run_settings)} needs {answer.reserved_bytes:,} bytes of {room:,} free"
+            )
             continue
-        ours, theirs = closed_form(answer), measure(spec, one, statistics).data()
-        found.runs.append(in_words(spec, one))
-        found.checks += checks(ours, theirs, one.phase, "torch on cuda")
-        found.info["runs_measured"].append({"phase": one.phase, "closed_form": ours, "measured": theirs})
-    return found
+        counted, measured = closed_form(answer), measure(spec, run_settings, statistics).data()
+        comparison.runs.append(run_text(spec, run_settings))
+        comparison.checks += checks(counted, measured, run_settings.phase, "torch on cuda")
+        comparison.info["runs_measured"].append(
+            {"phase": run_settings.phase, "closed_form": counted, "measured": measured}
+        )
+    return comparison
 
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
 
 def free_bytes(statistics: Statistics) -> int | None:
-    """The free memory of the GPU when the allocator holds nothing; None for another device."""
+    """Returns the free memory of the GPU with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
     statistics.begin()
@@ -229,16 +234,16 @@ def free_bytes(statistics: Statistics) -> int | None:
 
 
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables of the environment that change what a run takes."""
+"""Environment variables that change the memory of a run."""
 
 
 def environment() -> dict[str, str]:
-    """Those of `VARIABLES` that are set."""
+    """Returns the variables of `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def device_facts() -> dict[str, Any]:
-    """The GPU that torch sees, its driver, torch's version and today's date."""
+    """Returns torch's GPU, its driver, torch's version and today's date."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -252,7 +257,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """What the runtime of a measured GPU takes. facts, variables: as of `device_facts` and `environment`."""
+    """Returns the runtime of a measured GPU. facts, variables: see `device_facts` and `environment`."""
     major = int(facts["compute_capability"].partition(".")[0])
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)

@@ -1,6 +1,6 @@
-"""Training steps, and passes without gradients, as torch runs the reference: what memory is measured of.
+"""Training steps and inference passes of the reference in torch, whose memory is measured.
 
-The loop is a plain one:
+The training loop:
 
     for ids in micro_batches:
         loss = F.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
@@ -17,7 +17,7 @@ With master weights the optimizer has copies in float32, and the step is
         copy.grad = None
         weight.copy_(copy)
 
-in which all copies of gradients are there at once, beside the gradients.
+in which all copies of gradients exist at once, in addition to the gradients.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -45,17 +45,17 @@ from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
 from . import variants
 
-Seen: TypeAlias = Callable[[str, Tensor | None], None]
-"""Called after each phase with its name; after a forward pass, also with the loss."""
+PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
+"""Function that is called after each phase with (its name, the loss after a forward pass or None)."""
 
 
 # --- the model and what it reads --------------------------------------------------------------------------------------
 
 
-def built(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = frozenset()) -> Any:
-    """The reference in one number format, without the parts that do not run.
+def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = frozenset()) -> Any:
+    """Builds the reference in one number format, without image and audio encoders.
 
-    Those are the image and audio encoders, and multi-token prediction unless it is included.
+    Multi-token prediction is removed too, unless it is in `include`.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
@@ -71,7 +71,7 @@ def built(spec: ModelSpec, dtype: str, device: str, include: frozenset[str] = fr
 
 
 class without_initial_values(TorchFunctionMode):  # it is used as a function
-    """Leaves what modules would initialise as it is allocated: no number of bytes depends on it."""
+    """Skips the initialisation of parameters, because no number of bytes depends on their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
@@ -80,14 +80,14 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Random token ids on a GPU. Elsewhere all are 0, so the same experts get all rows."""
+    """Returns random token ids on a GPU, and zeros elsewhere, with which the same experts get all rows."""
     if device == "cuda":
         return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
     return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
 
 
-def encoded(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str) -> Tensor | None:
-    """What the encoder of an encoder-decoder reads: token ids or frames; None for another model."""
+def encoder_input(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str) -> Tensor | None:
+    """Returns the encoder's input of an encoder-decoder: token ids or frames; None for other models."""
     if spec.encoder is None or spec.decoder is None:
         return None
     if spec.encoder.stem is None:
@@ -95,7 +95,7 @@ def encoded(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str) -
     return torch.zeros(spec.encoder.stem.frames(batch), dtype=getattr(torch, dtype), device=device)
 
 
-def result(
+def loss_or_output(
     spec: ModelSpec,
     module: Any,
     ids: Tensor,
@@ -103,11 +103,11 @@ def result(
     choices: Choices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> Any:
-    """The loss; of a model without a language-model head, its output."""
+    """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     with_mtp = MTP.name in include
-    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
-    out, ahead = made if with_mtp else (made, [])
-    del made
+    outputs = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    out, ahead = outputs if with_mtp else (outputs, [])
+    del outputs
     return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
 
 
@@ -115,73 +115,77 @@ def result(
 
 
 class TrainingLoop:
-    """The loop above. The names of a batch get the next one when it is made."""
+    """The training loop above. Attributes of a batch are overwritten when the next batch is created."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
         self.spec, self.training, self.device = spec, training, device
-        self.module = built(spec, training.dtype, device, training.include)
-        variants.change(self.module, training.choices, training.recompute, training.adapters, device)
+        self.module = build_reference(spec, training.dtype, device, training.include)
+        variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights = self._in_order()
         self.updated = [w.detach().float() for w in self.weights] if training.master else self.weights
-        matrices = matrices_of(self.module)
-        parameters = [(one, id(weight) in matrices) for one, weight in zip(self.updated, self.weights, strict=True)]
-        self.optimizers = optimizers(training.optimizer, parameters, training.implementation, training.momentum)
+        matrices = layer_matrices(self.module)
+        parameters = [
+            (updated, id(weight) in matrices) for updated, weight in zip(self.updated, self.weights, strict=True)
+        ]
+        self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
     def _in_order(self) -> list[Tensor]:
-        """The trained parameters in the order in which a replay makes them.
+        """Returns the trained parameters in the order in which the simulation creates them.
 
-        The order counts because a loop over tensors still names the one before.
+        The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
-        named = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        named = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
         run = TrainingRun(self.spec, self.training, meter=Meter())
         run.set_up()
         keys = (".".join(str(part).strip(".") for part in key[1:] if part != "") for key, _ in run.lowering.parameters)
-        found = [named.pop(name) for key in keys for name in (key, f"{key}.weight", f"{key}.bias") if name in named]
-        return [*found, *named.values()]
+        ordered = [named.pop(name) for key in keys for name in (key, f"{key}.weight", f"{key}.bias") if name in named]
+        return [*ordered, *named.values()]
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """What a micro-batch's graph reads and does not own: parameters, buffers and inputs."""
+        """Tensors that a micro-batch's graph reads but does not own: parameters, buffers and inputs."""
         source = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
 
-    def step(self, seen: Seen) -> None:
-        """Runs one step. seen: is told of `forward` and `backward` of every micro-batch, and of `step`."""
+    def step(self, on_phase: PhaseCallback) -> None:
+        """Runs one step. on_phase: called after `forward` and `backward` of every micro-batch, and after `step`."""
         for _ in range(self.training.microbatches):
-            self.micro_batch(seen)
+            self.micro_batch(on_phase)
         self._update()
-        seen("step", None)
+        on_phase("step", None)
 
-    def micro_batch(self, seen: Seen) -> None:
-        """Runs the passes of one micro-batch. seen: is told of `forward` and `backward`."""
+    def micro_batch(self, on_phase: PhaseCallback) -> None:
+        """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
         self.read()
-        with variants.running(self.training.choices):
+        with variants.kernel_context(self.training.choices):
             loss = self.loss()
-            seen("forward", loss)
+            on_phase("forward", loss)
             loss.backward(torch.ones_like(loss))
         del loss
-        seen("backward", None)
+        on_phase("backward", None)
 
     def read(self) -> None:
-        """Makes the tokens of a micro-batch."""
+        """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids = token_ids(self.spec, training.batch, training.seq, self.device)
         source = training.seq if training.source is None else training.source
-        self.source = encoded(self.spec, training.batch, source, training.dtype, self.device)
+        self.source = encoder_input(self.spec, training.batch, source, training.dtype, self.device)
 
     def loss(self) -> Tensor:
-        """The loss of the tokens that have been made last."""
+        """Computes the loss of the current tokens."""
         training = self.training
         with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
-            loss: Tensor = result(self.spec, self.module, self.ids, self.source, training.choices, training.include)
+            loss: Tensor = loss_or_output(
+                self.spec, self.module, self.ids, self.source, training.choices, training.include
+            )
         return loss
 
     def _update(self) -> None:
         if self.training.master:
             for copy, weight in zip(self.updated, self.weights, strict=True):
                 copy.grad = None if weight.grad is None else weight.grad.float()
-        for one in self.optimizers:
-            one.step()
+        for torch_optimizer in self.optimizers:
+            torch_optimizer.step()
         if self.training.master:
             with torch.no_grad():
                 for copy, weight in zip(self.updated, self.weights, strict=True):
@@ -190,15 +194,17 @@ class TrainingLoop:
         self.module.zero_grad(set_to_none=not self.training.keeps_gradients)
 
 
-def optimizers(
+def build_optimizers(
     name: str,
     parameters: list[tuple[Tensor, bool]],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """torch's optimizers of that name. parameters: each with whether it is a matrix of a layer.
+    """Builds torch's optimizers of that name.
 
-    implementation: None (default) for the library's own. Raises `InputError` for an optimizer that torch does not have.
+    parameters: (parameter, whether it is a matrix of a layer).
+    implementation: None (default) for torch's default.
+    Raises `InputError` for an optimizer that torch does not have.
     """
     record = optimizer(name)
     if record.built is None:
@@ -206,8 +212,8 @@ def optimizers(
     return list(record.built(parameters, implementation or record.implementations[0], momentum))
 
 
-def matrices_of(module: nn.Module) -> set[int]:
-    """The identities of the weights of linear layers inside the model's layers."""
+def layer_matrices(module: nn.Module) -> set[int]:
+    """Returns the ids of the weights of linear layers inside the model's layers."""
     return {
         id(part.weight)
         for name, part in module.named_modules()
@@ -219,48 +225,48 @@ def matrices_of(module: nn.Module) -> set[int]:
 
 
 CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
-"""Path of a module → the shape, strides and type of each tensor that it caches."""
+"""Path of a module → (shape, strides, dtype) of each tensor that it caches."""
 
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
-    """What a prompt leaves in the cache, from a run on meta."""
+    """Returns the shapes of the cache after a prompt, from a run on meta."""
     passes = Passes(spec, inference, "meta")
     passes.prefill()
     paths = {module: path for path, module in passes.module.named_modules()}
     return {
-        paths[module]: [(one.shape, one.stride(), one.dtype) for one in kept]
-        for module, kept in (passes.store or {}).items()
+        paths[module]: [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        for module, tensors in (passes.store or {}).items()
     }
 
 
 class Passes:
-    """The passes over a prompt, or a decoding step after it.
+    """Inference passes: a prompt, or a decoding step after it.
 
-    store: the cache, by module; None for a model without one.
+    store: the cache by module; None for a model without a cache.
     """
 
     def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
         self.spec, self.inference, self.device = spec, inference, device
-        self.module = built(spec, inference.dtype, device, inference.include)
-        variants.change(self.module, inference.choices, NONE)
+        self.module = build_reference(spec, inference.dtype, device, inference.include)
+        variants.use_kernels(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}
 
     def prefill(self) -> None:
-        """Runs the prompt, whole or in chunks."""
+        """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
         chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
         for past in range(0, seq, chunk):
             self._run(min(chunk, seq - past), past, last_only=self.store is not None)
 
     def cache_of(self, shapes: CacheShapes) -> None:
-        """Makes the cache that a prompt leaves."""
+        """Creates the cache that a prompt leaves."""
         modules = dict(self.module.named_modules())
         self.store = {
             modules[path]: tuple(
                 torch.empty_strided(shape, strides, dtype=dtype, device=self.device).zero_()
-                for shape, strides, dtype in kept
+                for shape, strides, dtype in tensors
             )
-            for path, kept in shapes.items()
+            for path, tensors in shapes.items()
         }
 
     def decode(self) -> None:
@@ -273,8 +279,8 @@ class Passes:
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:
             read = inference.seq if inference.source is None else inference.source
-            source = encoded(self.spec, inference.batch, read, inference.dtype, self.device)
-        with torch.no_grad(), variants.running(inference.choices):
+            source = encoder_input(self.spec, inference.batch, read, inference.dtype, self.device)
+        with torch.no_grad(), variants.kernel_context(inference.choices):
             self.module(
                 ids,
                 source,

@@ -1,4 +1,4 @@
-"""Compares the nodes of a tree with the modules of a class: individually, or as a sum where the class fuses several."""
+"""Compares the nodes of a tree with the modules of a class, individually or as a sum of fused modules."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..flow.tree import Cost, Node, Place
 from ..workload.run_config import RunConfig
-from .checks import Check, Coverage, agreed, module_paths
-from .modules import Found, Standing
+from .checks import Check, Coverage, check_repeats, module_paths
+from .modules import ModulesByNode, NodeModules
 
 
-def compared(
+def compare_modules(
     tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],
-    found: Found,
+    modules_of_nodes: ModulesByNode,
     measured: Mapping[str, int],
     witness: str,
     run_config: RunConfig | None = None,
@@ -23,43 +23,47 @@ def compared(
 
     closed_form: the count of one repeat of a node. measured: path in the class → measured number.
     """
-    for places in _matched(tree, found, run_config):
+    for places in _group_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(places[0])
-        readings: dict[str, int | None] = {path: found[path].measured(measured) for path in paths}
-        yield from agreed(_joined(places), quantity, sum(map(closed_form, places)), readings, witness)
+        readings: dict[str, int | None] = {path: modules_of_nodes[path].measured(measured) for path in paths}
+        yield from check_repeats(_joint_name(places), quantity, sum(map(closed_form, places)), readings, witness)
 
 
-def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) -> Coverage:
-    """How the leaves with parameters are compared.
+def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
+    """Returns how the leaves with parameters are compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
-    together = {place.path: len(places) for places in _matched(tree, found, None) for place in places}
+    group_sizes = {
+        place.path: len(places) for places in _group_by_modules(tree, modules_of_nodes, None) for place in places
+    }
     leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
     return Coverage(
-        tuple(path for path in leaves if together.get(path) == 1),
-        tuple(path for path in leaves if together.get(path, 1) > 1),
-        tuple(path for path in leaves if path not in together),
+        tuple(path for path in leaves if group_sizes.get(path) == 1),
+        tuple(path for path in leaves if group_sizes.get(path, 1) > 1),
+        tuple(path for path in leaves if path not in group_sizes),
     )
 
 
-def _matched(tree: Node, found: Found, run_config: RunConfig | None) -> Iterable[list[Place]]:
+def _group_by_modules(
+    tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
+) -> Iterable[list[Place]]:
     """Groups the places that were found by the modules of the class; a share of a module is a group of its own.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    matched: dict[tuple[Standing | str, ...], list[Place]] = {}
+    matched: dict[tuple[NodeModules | str, ...], list[Place]] = {}
     for place in tree.walk(run_config):
         paths = module_paths(place)
-        if not place.path or not all(path in found for path in paths):
+        if not place.path or not all(path in modules_of_nodes for path in paths):
             continue
-        standings = [found[path] for path in paths]
+        standings = [modules_of_nodes[path] for path in paths]
         shared = any(standing.share > 1 for standing in standings)
-        others = matched.setdefault((place.path,) if shared else tuple(standings), [])
-        others[:] = [other for other in others if not place.path.startswith(f"{other.path}.")] + [place]
+        group = matched.setdefault((place.path,) if shared else tuple(standings), [])
+        group[:] = [other for other in group if not place.path.startswith(f"{other.path}.")] + [place]
     return matched.values()
 
 
-def _joined(places: list[Place]) -> str:
-    """The joint name of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
+def _joint_name(places: list[Place]) -> str:
+    """Joins the names of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((places[0].path, *(place.node.name for place in places[1:])))

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
 
-def _rolled_up(own: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Sums of single modules → sums of each module with all modules below it; `` is the whole module."""
+def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Adds the values of each module's submodules; the empty path is the whole module."""
     sums = {"": 0}
-    for path, value in own:
+    for path, value in values:
         sums[""] += value
         while path:
             sums[path] = sums.get(path, 0) + value
@@ -26,19 +26,17 @@ def _rolled_up(own: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Parameters by path; a parameter that several modules share is counted in the first of them."""
+    """Returns parameters by path; a shared parameter is counted in the first module that has it."""
     named = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _rolled_up((name.rpartition(".")[0], p.numel()) for name, p in named)
+    return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named)
 
 
 def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
-    """Like `parameters`, with each parameter under its own name too. A parameter that several modules share is counted
-    in the one that comes first in `first`.
-    """
+    """Returns parameters by module and parameter path; a shared one is counted in the first module of `first`."""
     rank = {path: i for i, path in reversed([*enumerate(first)])}
 
     def place(name: str) -> int:
-        """The index in `first` of the innermost module that is listed there."""
+        """Returns the index in `first` of the innermost listed module."""
         while name and name not in rank:
             name = name.rpartition(".")[0]
         return rank.get(name, len(rank))
@@ -48,13 +46,13 @@ def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         sizes[id(parameter)] = parameter.numel()
-    return _rolled_up((min(several, key=place), sizes[key]) for key, several in names.items())
+    return _sum_upwards((min(several, key=place), sizes[key]) for key, several in names.items())
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
-    """Elements of the buffers that are saved in a checkpoint, by path."""
+    """Returns elements by path of the buffers that are saved in a checkpoint."""
     saved = module.state_dict(keep_vars=True)
-    return _rolled_up((name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved)
+    return _sum_upwards((name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved)
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
@@ -63,32 +61,32 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
         module.get_submodule(path).forward = lambda x, *_: x
 
 
-def repeated(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """The measurements, plus those of skipped modules, copied from the identical module (path → path) that ran."""
-    out = dict(measured)
+def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
+    """Adds the measurements of skipped modules, copied from identical ones that ran (`repeats`: path → path)."""
+    completed = dict(measured)
     for path, twin in repeats.items():
         for name, value in measured.items():
             if name == twin or name.startswith(twin + "."):
-                out[path + name[len(twin) :]] = value
+                completed[path + name[len(twin) :]] = value
         above = path
         while above:
             above = above.rpartition(".")[0]
-            out[above] = out.get(above, 0) + measured.get(twin, 0)
-    return out
+            completed[above] = completed.get(above, 0) + measured.get(twin, 0)
+    return completed
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """The paths of all modules; the root's is empty."""
+    """Returns the paths of all modules; the root's is empty."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """The paths of all parameters; a shared parameter is listed under each of its names."""
+    """Returns the paths of all parameters; a shared parameter is listed under each of its names."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """The counter's result by module path; an empty dict if it counted no matrix multiplication."""
+    """Returns the counter's result by module path; an empty dict if it counted no matrix multiplication."""
     out: dict[str, int] = {}
     for name, by_op in counter.get_flop_counts().items():
         total = sum(by_op.values())
@@ -102,7 +100,7 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run: Callable[[], Any], train: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """FLOPs by path of `run()`, and of `run()` with the backward pass of all its outputs.
+    """Returns FLOPs by path of `run()`, and of `run()` with the backward pass of all its outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
     train: whether to run the backward pass; without it the second dict is empty. False by default.
@@ -118,10 +116,10 @@ def count_flops(
         forward = flops_by_path(counter, root)
         if owners is None:
             return forward, {}
-        own = owners.backward(outputs, counter.get_total_flops)
+        backward = owners.backward(outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    both = {path: forward.get(path, 0) + own.get(path, 0) for path in {*forward, *own}}
+    both = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
     return forward, both
 
 
@@ -185,11 +183,14 @@ class BackwardOwners:
         loss.backward()
         settle("")
         self.owner.clear()
-        return _rolled_up(gained.items())
+        return _sum_upwards(gained.items())
 
 
-def held_bytes(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Bytes of storage in each cache module, by path."""
-    names = {id(m): name for name, m in module.named_modules()}
-    own = ((names[id(m)], sum(t.untyped_storage().nbytes() for t in tensors)) for m, tensors in store.items())
-    return _rolled_up(own)
+def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
+    """Returns bytes of storage of the cache, by module path."""
+    names = {id(submodule): name for name, submodule in module.named_modules()}
+    sizes = (
+        (names[id(submodule)], sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+        for submodule, tensors in store.items()
+    )
+    return _sum_upwards(sizes)

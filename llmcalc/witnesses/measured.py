@@ -1,4 +1,4 @@
-"""Measures a model type without an adapter: its `transformers` class on meta, module by module, not in closed form."""
+"""Counts the parameters of an unsupported model type: its `transformers` class on meta, module by module."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEPTH = 4
-"""The number of levels of modules in a measured tree."""
+"""Number of levels of modules in a measured tree."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The parameters of a module and of the modules in it. Equal members of a numbered list are one with a repeat."""
+    """The parameters of a module and its submodules. Equal members of a numbered list are one node with a repeat."""
 
     name: str
     params: int
@@ -42,18 +42,18 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     Raises `InputError` if the library has no such class, or if the class rejects the config.
     """
     require_transformers("--measure")
-    given = read_json(path)
+    config_file = read_json(path)
     try:
-        require_whole(given)
+        require_whole(config_file)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    kind = given.get("model_type") or kind_of_class(architecture_of(given))
+    kind = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**given, "model_type": kind}
-    if kind_of_class(architecture_of(given)) not in ("", usual_name(kind)):
+    config = {**config_file, "model_type": kind}
+    if kind_of_class(architecture_of(config_file)) not in ("", usual_name(kind)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(path, kind, "auto_map" in given)
+    _require_class(path, kind, "auto_map" in config_file)
     try:
         module = build(config, to_run=False)
     except InputError:
@@ -70,12 +70,14 @@ def _require_class(path: Path, kind: str, remote_code: bool) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if witness_of(kind) not in CONFIG_MAPPING:
-        own = "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
-        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{own}")
+        remote_note = (
+            "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
+        )
+        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{remote_note}")
 
 
 def measured_tree(module: nn.Module) -> Measured:
-    """Parameters by module; a shared parameter is counted in the first module that has it."""
+    """Returns parameters by module; a shared parameter is counted in the first module that has it."""
     counted = parameters(module)
     return _tree(module, "", type(module).__name__, counted, DEPTH)
 
@@ -87,10 +89,10 @@ def _tree(module: nn.Module, path: str, name: str, counted: dict[str, int], dept
             below = f"{path}.{child_name}" if path else child_name
             if counted.get(below):
                 children.append(_tree(child, below, child_name, counted, depth - 1))
-    return Measured(name, counted.get(path, 0), 1, tuple(_merged(children)))
+    return Measured(name, counted.get(path, 0), 1, tuple(_merge_equal(children)))
 
 
-def _merged(children: list[Measured]) -> list[Measured]:
+def _merge_equal(children: list[Measured]) -> list[Measured]:
     """Merges equal numbered children into one with a repeat, named by all their numbers: `0-2`, `{0,3-5}`."""
     numbers: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
     for child in children:
@@ -101,7 +103,7 @@ def _merged(children: list[Measured]) -> list[Measured]:
 
 
 def data_of(tree: Measured) -> dict[str, Any]:
-    """The tree as nested dicts."""
+    """Returns the tree as nested dicts."""
     out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
         out |= {"repeat": tree.repeat, "params_each": tree.params}

@@ -1,8 +1,8 @@
-"""Compares the replay of a run's memory with torch, which runs the reference: every phase's bytes, to the byte.
+"""Compares the simulated memory of a run with torch, which runs the reference: the bytes of every phase are equal.
 
-On meta and on the CPU, a dispatch mode follows every storage that torch makes (`storages.Alive`). Under it autograd
-adds no gradient in place, so the passes of a micro-batch are compared once more without it, with the events of the
-profiler on the CPU (`cpu_events`). What torch's allocator and a GPU's libraries add is compared on a GPU (`gpu`).
+On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
+autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the
+CPU profiler (`cpu_events`). The overhead of torch's allocator and of GPU libraries is compared on a GPU (`gpu`).
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -38,36 +38,38 @@ from .checks import MEMORY, Check, Verdict
 from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, read_events
 from .loop import Passes, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
-from .shapes import Remembered
-from .storages import Alive, saved_bytes
+from .shapes import ShapeCache
+from .storages import StorageTracker, saved_bytes
 
 STEPS = 2
-"""Training steps that are run: in the second one the optimizer's states exist from the beginning."""
+"""Number of training steps; in the second the optimizer's states exist from the beginning."""
 
 
 EVENT_TOKENS = 8
-"""The most tokens of a sequence in the passes whose events are read on the CPU."""
+"""Largest number of tokens per sequence in passes whose events are read on the CPU."""
 
 EVENTS = "cpu_events_"
-"""How the names of quantities begin that the CPU's events show."""
+"""Prefix of quantities from the CPU profiler's events."""
 
 WEIGHTS = "weights_bytes"
 
 SUMS = "sums of gradients"
 
 SMALL_VOCABULARY = 1024
-"""The vocabulary of a model whose own one has too many bytes for the CPU."""
+"""Vocabulary size that replaces one with too many bytes for the CPU."""
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Compared:
+class MemoryComparison:
     """The comparison of a model's memory.
 
-    checks: one per quantity. runs: what each phase runs, in words. left_out: phase → why the reference cannot show it.
-    info: further information, for the JSON document.
+    checks: one per quantity.
+    runs: description of each run.
+    left_out: phase → why it is not compared.
+    info: further information for the JSON document.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -75,8 +77,8 @@ class Compared:
     left_out: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def joined(self, verdict: Verdict, seconds: float) -> Verdict:
-        """A verdict with these checks too."""
+    def added_to(self, verdict: Verdict, seconds: float) -> Verdict:
+        """Returns the verdict with these checks added."""
         info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
@@ -86,92 +88,97 @@ class Compared:
         )
 
 
-def usual(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
-    """The runs that are compared by default: training, prefill, and decoding, which an encoder-only model does not."""
+def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
+    """Returns the runs that are compared by default: training, prefill, and decoding unless it is an encoder."""
     training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [training, prefill, *([] if spec.kind == "encoder" else [Settings("decode", batch=batch, seq=seq)])]
 
 
-def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> Compared:
+def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
     """Compares every phase with torch on meta or on the CPU, to the byte.
 
-    A run that the reference cannot show is left out, with the reason. Raises `Unsupported` for a step without kernels,
-    and `InputError` for a run that is too large for the CPU.
+    A run that the reference does not support is left out with the reason. Raises `Unsupported` for a step that has no
+    kernels, and `InputError` for a run that is too large for the CPU.
     """
-    found = Compared()
-    for one in settings:
-        why = not_shown(spec, one, device)
-        if why:
-            found.left_out[one.phase] = why
+    comparison = MemoryComparison()
+    for run_settings in settings:
+        reason = unsupported_reason(spec, run_settings, device)
+        if reason:
+            comparison.left_out[run_settings.phase] = reason
             continue
         if device == "cpu":
-            _check_size(spec, one)
-        ours, theirs = closed_form(spec, one), measured(spec, one, device)
-        found.runs.append(in_words(spec, one))
-        found.checks += [
-            Check("", MEMORY + name, bytes, theirs[name], f"torch on {device}") for name, bytes in ours.items()
+            _check_size(spec, run_settings)
+        counted, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
+        comparison.runs.append(run_text(spec, run_settings))
+        comparison.checks += [
+            Check("", MEMORY + name, bytes, measured_bytes[name], f"torch on {device}")
+            for name, bytes in counted.items()
         ]
-        if one.phase == "training":
-            _compare_with_events(spec, one, found)
-    return found
+        if run_settings.phase == "training":
+            _compare_with_events(spec, run_settings, comparison)
+    return comparison
 
 
-def _compare_with_events(spec: ModelSpec, settings: Settings, found: Compared) -> None:
-    """Compares the passes of a micro-batch of few tokens with the CPU profiler's events; or says why not.
+def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
+    """Compares the passes of a short micro-batch with the CPU profiler's events, or adds the reason not to.
 
-    If the whole vocabulary has too many bytes for the CPU, the model gets a small one: what is added in place does not
-    depend on it.
+    If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
     few = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
-    why = not_shown(spec, few, "cpu")
-    if why:
-        found.left_out[SUMS] = why
+    reason = unsupported_reason(spec, few, "cpu")
+    if reason:
+        comparison.left_out[SUMS] = reason
         return
-    how, smaller = program(spec, few), spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
-    assert isinstance(how, Training)
-    how = replace(how, master=False)  # the passes read no master weights
+    training, smaller = (
+        configured_run(spec, few),
+        spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
+    )
+    assert isinstance(training, Training)
+    training = replace(training, master=False)  # the passes read no master weights
     for model in (spec, smaller):
-        ours = replayed_passes(model, how)
-        size = ours[f"{EVENTS}backward_peak_bytes"] + ours.pop(WEIGHTS)
+        counted = simulate_event_passes(model, training)
+        size = counted[f"{EVENTS}backward_peak_bytes"] + counted.pop(WEIGHTS)
         if size <= LARGEST_REAL:
             break
     else:
-        found.left_out[SUMS] = (
+        comparison.left_out[SUMS] = (
             f"the CPU alone shows where gradients are added in place, and {size:,} bytes are too many for it; expected "
             "fewer layers (--set num_hidden_layers=1)"
         )
         return
-    theirs = measured_passes(model, how)
+    measured_bytes = measure_event_passes(model, training)
     vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
-    found.runs.append(f"{SUMS} on the CPU on {how.batch} × {how.seq:,} tokens{vocabulary}")
-    found.checks += [Check("", MEMORY + name, bytes, theirs[name], "CPU events") for name, bytes in ours.items()]
+    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
+    comparison.checks += [
+        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in counted.items()
+    ]
 
 
-def closed_form(spec: ModelSpec, settings: Settings) -> dict[str, int]:
-    """Quantity → bytes of the replay."""
-    how = program(spec, settings)
-    return replayed_steps(spec, how).named() if isinstance(how, Training) else replayed_pass(spec, how).named(how.phase)
+def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
+    """Returns quantity → simulated bytes."""
+    run = configured_run(spec, settings)
+    return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 
-def measured(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
-    """Quantity → bytes of torch."""
-    how = program(spec, settings)
-    if isinstance(how, Training):
-        return measured_steps(spec, how, device).named()
-    return measured_pass(spec, how, device).named(how.phase)
+def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
+    """Returns quantity → bytes measured with torch."""
+    run = configured_run(spec, settings)
+    if isinstance(run, Training):
+        return measure_steps(spec, run, device).named()
+    return measure_pass(spec, run, device).named(run.phase)
 
 
-def program(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """What these settings run."""
+def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
+    """Returns the run of these settings."""
     use = memory(spec, settings).states
     if settings.phase == "training":
         return training_run(settings, use)
-    (how,) = inference_passes(settings, spec, use, kernel_choices(settings).attention)
-    return how
+    (inference,) = inference_passes(settings, spec, use, kernel_choices(settings).attention)
+    return inference
 
 
-def in_words(spec: ModelSpec, settings: Settings) -> str:
-    """What these settings run, in words."""
+def run_text(spec: ModelSpec, settings: Settings) -> str:
+    """Describes the run of these settings in words."""
     use = memory(spec, settings).states
     size = f"{use.workload.batch} × {use.workload.seq:,} tokens"
     if settings.phase == "training":
@@ -180,21 +187,21 @@ def in_words(spec: ModelSpec, settings: Settings) -> str:
     return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
 
 
-def not_shown(spec: ModelSpec, settings: Settings, device: Device) -> str:
-    """Why the reference cannot show the memory of a run; empty if it can."""
-    recurrent = _recurrent(spec)
+def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
+    """Returns why the memory of a run cannot be measured on the reference; empty if it can."""
+    recurrent = _recurrent_module(spec)
     if recurrent:
         return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    use, how = memory(spec, settings).states, program(spec, settings)
-    if isinstance(how, Inference):
-        return next(text for holds, text in _unlike_inference(use, how, device) if holds)
-    return next(text for holds, text in _unlike_training(how, device) if holds)
+    use, run = memory(spec, settings).states, configured_run(spec, settings)
+    if isinstance(run, Inference):
+        return next(text for holds, text in _inference_limits(use, run, device) if holds)
+    return next(text for holds, text in _training_limits(run, device) if holds)
 
 
-def _recurrent(spec: ModelSpec) -> str:
-    """The path of the first module with a recurrent state; empty if there is none.
+def _recurrent_module(spec: ModelSpec) -> str:
+    """Returns the path of the first module with a recurrent state; empty if there is none.
 
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
@@ -205,14 +212,14 @@ def _recurrent(spec: ModelSpec) -> str:
     return ""
 
 
-def _unlike_inference(use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
+def _inference_limits(use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
     yield is_stored_otherwise(use), "quantized weights are not in the reference"
     yield inference.paged, "a paged cache is not in the reference"
-    yield from _unlike_kernels(inference.choices.attention, inference.choices.norm, device)
+    yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
 
 
-def _unlike_training(training: Training, device: Device) -> Iterator[tuple[bool, str]]:
+def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool, str]]:
     yield training.choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
@@ -224,18 +231,18 @@ def _unlike_training(training: Training, device: Device) -> Iterator[tuple[bool,
     yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
     of_library = training.choices.cross_entropy in ("fused", "chunked")
     yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
-    yield from _unlike_kernels(training.choices.attention, training.choices.norm, device)
+    yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
     yield True, ""
 
 
-def _unlike_kernels(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
+def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
     yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
 
 
 def _check_size(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that would take too much memory on a CPU."""
-    size = max(closed_form(spec, settings).values())
+    size = max(simulate_run(spec, settings).values())
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: --memory: {settings.phase} takes {size:,} bytes, which are too many; expected --device "
@@ -246,12 +253,14 @@ def _check_size(spec: ModelSpec, settings: Settings) -> None:
 # --- quantities -------------------------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """Bytes of a training step, weights included.
+class StepBytes(NamedTuple):
+    """Bytes of a training step, including weights.
 
-    forward, backward, step: the most in each phase. after: after the step. live: after the last forward pass.
-    saved: what autograd keeps for the last backward pass, beside weights and inputs; None where parts run again,
-    because selective checkpoints are not among torch's saved tensors.
+    forward, backward, step: peak of each phase.
+    after: bytes after the step.
+    live: bytes after the last forward pass.
+    saved: bytes saved for the last backward pass without weights and inputs; None with recomputation, because
+        selective checkpoints are not among torch's saved tensors.
     """
 
     forward: int
@@ -262,15 +271,15 @@ class Step(NamedTuple):
     saved: int | None
 
 
-class Steps(NamedTuple):
-    """Bytes after set-up, of the first step and of the second; of one step alone, twice the same."""
+class TrainingBytes(NamedTuple):
+    """Bytes after set-up, of the first and of the second step. With one step, both are the same."""
 
     set_up: int
-    first: Step
-    second: Step
+    first: StepBytes
+    second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Quantity → bytes; of the first step, only what the second one does not repeat."""
+        """Returns quantity → bytes; of the first step only its own peak."""
         second = self.second
         saved = {} if second.saved is None else {"saved_bytes": second.saved}
         return {
@@ -285,22 +294,22 @@ class Steps(NamedTuple):
         }
 
 
-class Passed(NamedTuple):
-    """Bytes of a pass without gradients, weights and cache included. peak: the most. after: after it."""
+class InferenceBytes(NamedTuple):
+    """Bytes of an inference pass, including weights and cache. peak: peak. after: bytes after the pass."""
 
     peak: int
     after: int
 
     def named(self, phase: str) -> dict[str, int]:
-        """Quantity → bytes."""
+        """Returns quantity → bytes."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed_steps(spec: ModelSpec, training: Training, number: int = STEPS) -> Steps:
-    """The replay of training steps, as a dispatch mode sees them. number: 2, or 1 for the first one alone."""
+def simulate_steps(spec: ModelSpec, training: Training, number: int = STEPS) -> TrainingBytes:
+    """Simulates training steps, as a dispatch mode counts them. number: 2, or 1 for the first step only."""
     meter = Meter()
     run = TrainingRun(spec, training, meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
@@ -313,21 +322,21 @@ def replayed_steps(spec: ModelSpec, training: Training, number: int = STEPS) -> 
             run.next_batch()
             loss = run.forward()
             live = meter.now
-            saved = _saved(run, loss)
+            saved = _saved_bytes(run, loss)
             run.backward(loss)
             del loss
         run.update()
         run.zero_grad()
-        most = {
+        peaks = {
             phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
-        steps.append(Step(**most, after=meter.now, live=live, saved=saved))
-    return Steps(set_up, steps[0], steps[-1])
+        steps.append(StepBytes(**peaks, after=meter.now, live=live, saved=saved))
+    return TrainingBytes(set_up, steps[0], steps[-1])
 
 
-def replayed_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Quantity → bytes of a micro-batch's passes beside weights, as torch runs them without a dispatch mode."""
+def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
+    """Simulates quantity → bytes of a micro-batch's passes without weights, as torch runs without a dispatch mode."""
     meter, sums = Meter(), GradientSums()
     run = TrainingRun(spec, training, meter=meter)
 
@@ -339,26 +348,28 @@ def replayed_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     weights = meter.by_kind["weights"]
     run.next_batch()
     run.graph.on_sum = add
-    before = meter.now - sum(one.storage.bytes for one in _inputs(run))
+    before = meter.now - sum(tensor.storage.bytes for tensor in _inputs(run))
     meter.peaks = {}
     run.next_batch()
     loss = run.forward()
     live = meter.now - before
     run.backward(loss)
-    most = {
+    peaks = {
         phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - before
         for phase in ("forward", "backward")
     }
-    return _named(PassBytes(live, **most), sums) | {WEIGHTS: weights}
+    return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}
 
 
 def _inputs(run: TrainingRun) -> list[Any]:
-    """The tensors of a batch, each storage once."""
-    given = {id(one.storage): one for one in (*run.lowering.given.values(), run.labels) if one is not None}
-    return list(given.values())
+    """Returns the tensors of a batch, one per storage."""
+    by_storage = {
+        id(tensor.storage): tensor for tensor in (*run.lowering.given.values(), run.labels) if tensor is not None
+    }
+    return list(by_storage.values())
 
 
-def _named(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
+def _event_quantities(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
     return {
         f"{EVENTS}live_bytes": passes.live,
         f"{EVENTS}forward_peak_bytes": passes.forward,
@@ -368,29 +379,31 @@ def _named(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
     }
 
 
-def _saved(run: TrainingRun, loss: Any) -> int | None:
-    """The bytes that the graph behind a loss keeps, beside weights and inputs."""
+def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
+    """Returns the bytes saved by the graph of a loss, without weights and inputs; None with recomputation."""
     if run.training.recompute is not NONE:
         return None
-    given = {id(one.storage) for one in _inputs(run)}
-    kept = [one for one in saved_storages(loss) if one.block.kind != "weights" and id(one) not in given]
-    total: int = sum(one.bytes for one in kept)
+    input_storages = {id(item.storage) for item in _inputs(run)}
+    storages = [
+        item for item in saved_storages(loss) if item.block.kind != "weights" and id(item) not in input_storages
+    ]
+    total: int = sum(item.bytes for item in storages)
     return total
 
 
-def replayed_pass(spec: ModelSpec, inference: Inference) -> Passed:
-    """The replay of a prefill, or of a decoding step."""
-    found = replay_inference(spec, inference)
-    return Passed(found.peak[1].bytes, found.after)
+def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
+    """Simulates a prefill or a decoding step."""
+    replay = replay_inference(spec, inference)
+    return InferenceBytes(replay.peak[1].bytes, replay.after)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-class OnCpu(Alive):
-    """Follows no step counts of optimizers, which are on the host when the model is on a GPU.
+class CpuStorageTracker(StorageTracker):
+    """Tracks storages without the step counters of optimizers, which are on the host if the model is on a GPU.
 
-    set_up: whether the model exists, whose own scalars are followed.
+    set_up: whether the model is built; scalars that are created before are tracked.
     """
 
     set_up = False
@@ -404,63 +417,70 @@ class OnCpu(Alive):
             super()._follow(tensor, func)
 
 
-def measured_steps(spec: ModelSpec, training: Training, device: str, number: int = STEPS) -> Steps:
-    """Training steps of the reference. number: as in `replayed_steps`."""
-    mode = OnCpu(device=device) if device == "cpu" and training.implementation != "fused" else Alive(device=device)
-    most: dict[str, int] = {}
-    held: dict[str, Any] = {}
+def measure_steps(spec: ModelSpec, training: Training, device: str, number: int = STEPS) -> TrainingBytes:
+    """Measures training steps of the reference. number: see `simulate_steps`."""
+    mode = (
+        CpuStorageTracker(device=device)
+        if device == "cpu" and training.implementation != "fused"
+        else StorageTracker(device=device)
+    )
+    peaks: dict[str, int] = {}
+    after_forward: dict[str, Any] = {}
 
     def seen(phase: str, loss: Tensor | None) -> None:
-        most[phase], mode.peak = max(most.get(phase, 0), mode.peak), mode.now
+        peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
         if loss is not None:
-            known = {one.untyped_storage()._cdata for one in loop.outside}
-            held["saved"] = None if training.recompute is not NONE else saved_bytes(loss, known, device)
-            held["live"] = mode.now
+            outside = {tensor.untyped_storage()._cdata for tensor in loop.outside}
+            after_forward["saved"] = None if training.recompute is not NONE else saved_bytes(loss, outside, device)
+            after_forward["live"] = mode.now
 
-    with Remembered(), mode:
+    with ShapeCache(), mode:
         loop = TrainingLoop(spec, training, device)
         mode.follow((*loop.module.parameters(), *loop.module.buffers()))
         set_up, steps = mode.now, []
-        if isinstance(mode, OnCpu):
+        if isinstance(mode, CpuStorageTracker):
             mode.set_up = True
         for _ in range(number):
-            most.clear()
+            peaks.clear()
             mode.peak = mode.now
             loop.step(seen)
-            steps.append(Step(**most, after=mode.now, **held))
-    return Steps(set_up, steps[0], steps[-1])
+            steps.append(StepBytes(**peaks, after=mode.now, **after_forward))
+    return TrainingBytes(set_up, steps[0], steps[-1])
 
 
-def measured_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
-    """Quantity → bytes of a micro-batch's passes on the CPU, from the profiler's events."""
+def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
+    """Measures quantity → bytes of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         loop = TrainingLoop(spec, training, "cpu")
     loop.read()
-    with torch.no_grad(), variants.running(training.choices):
-        loop.loss()  # what is made once is made here
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run, ExitStack() as now:
-        now.enter_context(record_function(FORWARD))
+    with torch.no_grad(), variants.kernel_context(training.choices):
+        loop.loss()  # creates objects that are created once
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run,
+        ExitStack() as phase_context,
+    ):
+        phase_context.enter_context(record_function(FORWARD))
 
         def seen(phase: str, loss: Tensor | None) -> None:
-            now.close()
+            phase_context.close()
             if phase == "forward":
-                now.enter_context(record_function(BACKWARD))
+                phase_context.enter_context(record_function(BACKWARD))
 
         loop.micro_batch(seen)
     events = read_events(run)
-    return _named(events.passes(), events.sums)
+    return _event_quantities(events.passes(), events.sums)
 
 
-def measured_pass(spec: ModelSpec, inference: Inference, device: str) -> Passed:
-    """A prefill of the reference, or a decoding step with a cache of the shapes that a prefill leaves."""
-    mode = Alive(device=device)
-    with Remembered():
+def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> InferenceBytes:
+    """Measures a prefill of the reference, or a decoding step with a cache of a prefill's shapes."""
+    mode = StorageTracker(device=device)
+    with ShapeCache():
         shapes = cache_shapes(spec, inference) if inference.phase == "decode" else {}
-    with Remembered(), mode:
+    with ShapeCache(), mode:
         passes = Passes(spec, inference, device)
         mode.follow((*passes.module.parameters(), *passes.module.buffers()))
         if inference.phase == "decode":
             passes.cache_of(shapes)
         mode.peak = mode.now
         (passes.decode if inference.phase == "decode" else passes.prefill)()
-        return Passed(mode.peak, mode.now)
+        return InferenceBytes(mode.peak, mode.now)

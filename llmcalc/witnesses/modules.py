@@ -21,7 +21,7 @@ from ..sources.huggingface.towers.names import TOWER_MODULES
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeModules:
     """The modules of a class that correspond to a node.
 
     modules: the paths of modules or tensors that together correspond to it.
@@ -39,7 +39,7 @@ class Standing:
         return -1 if whole % self.share else whole // self.share
 
 
-Found: TypeAlias = dict[str, Standing]
+ModulesByNode: TypeAlias = dict[str, NodeModules]
 """Path of a node in the reference → its modules in the class."""
 
 TOWERS = "towers."
@@ -47,8 +47,8 @@ TOWERS = "towers."
 
 
 def places(
-    tree: Node, known: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
-) -> Found:
+    tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
+) -> ModulesByNode:
     """Finds the modules of the class for the nodes of the tree.
 
     known: the paths of the class's modules and tensors.
@@ -58,8 +58,8 @@ def places(
     context: the module names of the wrapper around it; none by default.
     """
     towers = {key[len(TOWERS) :]: name for key, name in (context or names).items() if key.startswith(TOWERS)}
-    beside = _Search(known, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
-    return {**dict(_Search(known, {**USUAL, **names}, names).all(tree, kind, base)), **dict(beside)}
+    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
+    return {**dict(_Search(paths, {**USUAL, **names}, names).all(tree, kind, base)), **dict(tower_modules)}
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,24 @@ class _Search:
     own: Modules
     """Of the family: they come before the usual ones."""
 
-    def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, Standing]]:
-        text = self._first(self.names[""], (base,)) or Standing((base,))
+    def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
+        text = self._first(self.names[""], (base,)) or NodeModules((base,))
         roots = tuple(dict.fromkeys((*text.modules, base, "")))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
-        beside = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
+        others = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
         if sides:
-            yield from self._stack("", beside, roots)
+            yield from self._stack("", others, roots)
             for name, stack in sides.items():
                 yield from self._stack(f"{name}.", stack.children, self._side(name, roots))
         else:
-            yield from self._stack("", beside, self._side(kind, roots))
+            yield from self._stack("", others, self._side(kind, roots))
 
-    def towers(self, tree: Node, base: str) -> Iterator[tuple[str, Standing]]:
+    def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
         """The modules of towers: each is below the model without a head, its encoder, or the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
-        roots = (base, _joined(base, "encoder"), "")
+        roots = (base, _join_path(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
                 at = self._standing(tower, roots, roots, (tower.name,))
@@ -99,7 +99,9 @@ class _Search:
         side = self._first(self.names.get(name, name), roots)
         return roots if side is None else (*side.modules, *roots)
 
-    def _stack(self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]) -> Iterator[tuple[str, Standing]]:
+    def _stack(
+        self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]
+    ) -> Iterator[tuple[str, NodeModules]]:
         side = prefix.removeprefix(TOWERS)
         for child in children:
             if child.name != "layers":
@@ -111,7 +113,7 @@ class _Search:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
                     at = (modules[i],)
-                    yield f"{prefix}layers.{i}", Standing(at)
+                    yield f"{prefix}layers.{i}", NodeModules(at)
                     for part in layer.children:
                         keys = (f"{side}{part.name}", part.name)
                         yield from self._node(f"{prefix}layers.{i}.{part.name}", part, at, at, keys)
@@ -122,16 +124,16 @@ class _Search:
         """
         numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.own.get(f"{side}layers", self.names["layers"]).split(" | "):
-            wanted = name if "*" in name else f"{name}.*"
+            pattern = name if "*" in name else f"{name}.*"
             for root in roots:
-                found = self._matching(_joined(root, wanted))
-                if found and len(found) == len(numbers):
-                    return dict(zip(numbers, found, strict=True))
+                modules = self._matching(_join_path(root, pattern))
+                if modules and len(modules) == len(numbers):
+                    return dict(zip(numbers, modules, strict=True))
         return {}
 
     def _node(
         self, path: str, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
-    ) -> Iterator[tuple[str, Standing]]:
+    ) -> Iterator[tuple[str, NodeModules]]:
         """Finds a node and the nodes below it.
 
         parents: the modules of its parent.
@@ -148,7 +150,7 @@ class _Search:
             places = [(path, standing.modules)]
         else:
             places = list(self._members(path, node.indices, standing.modules[0]))
-            yield from ((place, Standing(at)) for place, at in places)
+            yield from ((place, NodeModules(at)) for place, at in places)
         for place, inside in places:
             for child in node.children:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
@@ -156,13 +158,13 @@ class _Search:
 
     def _standing(
         self, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
-    ) -> Standing | None:
+    ) -> NodeModules | None:
         for names in (self.own, self.names):
             for key in keys:
                 if key in names:
-                    found = self._first(names[key], parents, outer)
-                    if found is not None or not names[key]:
-                        return found
+                    modules = self._first(names[key], parents, outer)
+                    if modules is not None or not names[key]:
+                        return modules
         return self._first(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -174,9 +176,9 @@ class _Search:
             if i < len(members):
                 yield f"{path}.{i}", (members[i],)
 
-    def _first(self, wanted: str, parents: tuple[str, ...], outer: tuple[str, ...] = ()) -> Standing | None:
+    def _first(self, alternatives: str, parents: tuple[str, ...], outer: tuple[str, ...] = ()) -> NodeModules | None:
         """The first alternative whose modules all exist in the class."""
-        for alternative in wanted.split(" | ") if wanted else ():
+        for alternative in alternatives.split(" | ") if alternatives else ():
             words, _, share = alternative.partition("/")
             modules: list[str] = []
             less: list[str] = []
@@ -186,7 +188,7 @@ class _Search:
                 if not below:
                     break
             else:
-                return Standing(tuple(modules), tuple(less), int(share or 1))
+                return NodeModules(tuple(modules), tuple(less), int(share or 1))
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer: tuple[str, ...]) -> list[str]:
@@ -194,9 +196,9 @@ class _Search:
         `outer`.
         """
         for parent in outer if name.startswith(".") else parents:
-            found = self._matching(_joined(parent, name.removeprefix(".")))
-            if found:
-                return found
+            modules = self._matching(_join_path(parent, name.removeprefix(".")))
+            if modules:
+                return modules
         return []
 
     def _matching(self, path: str) -> list[str]:
@@ -208,11 +210,11 @@ class _Search:
         return [match[0] for match in sorted(matches, key=lambda match: [int(n) for n in match.groups()])]
 
 
-def _joined(parent: str, name: str) -> str:
+def _join_path(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent and name else parent or name
 
 
-def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container[str]) -> Found:
+def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
     """The nodes whose modules were each called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
@@ -220,21 +222,25 @@ def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container
     calls.
     """
 
-    def by_itself(standing: Standing) -> bool:
-        modules = [m for m in standing.modules if m not in tensors]
-        return bool(modules) and all(calls.get(m) == 1 for m in modules)
+    def by_itself(standing: NodeModules) -> bool:
+        modules = [module for module in standing.modules if module not in tensors]
+        return bool(modules) and all(calls.get(module) == 1 for module in modules)
 
-    return {path: standing for path, standing in found.items() if by_itself(standing)}
+    return {path: standing for path, standing in modules_of_nodes.items() if by_itself(standing)}
 
 
-def without_shared(found: Found, held: Mapping[str, int]) -> dict[str, int]:
+def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
     """Parameters by path, without parameters in a layer that belong to the stack (T5's table of positions)."""
-    own = dict(held)
-    layers = tuple(f"{s.modules[0]}." for path, s in found.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path))
-    outside = {m for path, standing in found.items() if "layers." not in path for m in standing.modules}
+    corrected = dict(params)
+    layers = tuple(
+        f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
+    )
+    outside = {
+        tensor for path, standing in modules_of_nodes.items() if "layers." not in path for tensor in standing.modules
+    }
     for module in outside:
         above = module.rpartition(".")[0] if module.startswith(layers) else ""
         while above:
-            own[above] -= held.get(module, 0)
+            corrected[above] -= params.get(module, 0)
             above = above.rpartition(".")[0]
-    return own
+    return corrected

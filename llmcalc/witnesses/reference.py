@@ -27,7 +27,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare, nonzero
 from .difference import sizes_of
-from .measure import buffers, count_flops, held_bytes, module_names, parameters, pass_through, repeated
+from .measure import buffers, cache_bytes_by_path, count_flops, module_names, parameters, pass_through, with_repeats
 from .speed import measure_forward
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _checks(
 ) -> Iterator[Check]:
     tree, witness = spec.tree(), f"reference/{device}"
     names = module_names(module)
-    every = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
+    run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def against(
         quantity: str,
@@ -229,7 +229,7 @@ def _checks(
         workload: Workload | None = None,
         include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
-        found = compare(
+        checks = compare(
             tree,
             quantity,
             lambda place: place.each(cost, include),
@@ -240,12 +240,12 @@ def _checks(
             include,
         )
         if quantity != "parameters":
-            found = nonzero(found)
-        return found
+            checks = nonzero(checks)
+        return checks
 
-    held = every | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
-    yield from against("parameters", total_of, parameters(module), None, held)
-    yield from against("buffers", buffers_of, buffers(module), None, held)
+    built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
+    yield from against("parameters", total_of, parameters(module), None, built_parts)
+    yield from against("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
     ids, source = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
@@ -260,8 +260,10 @@ def _checks(
 
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
-    yield from against("forward_flops", forward_of, repeated(forward, repeats), workload, every)
-    yield from against("train_flops", step_of, repeated(train, repeats), workload.with_(phase="training"), every)
+    yield from against("forward_flops", forward_of, with_repeats(forward, repeats), workload, run_parts)
+    yield from against(
+        "train_flops", step_of, with_repeats(train, repeats), workload.with_(phase="training"), run_parts
+    )
     if spec.kind == "encoder":
         return
 
@@ -269,15 +271,15 @@ def _checks(
     last = not isinstance(spec.head, NoHead)
     prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=last)])
     yield from against(
-        "prefill_flops", forward_of, repeated(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+        "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
     decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
     after = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from against("decode_flops", forward_of, repeated(decode, repeats), after)
+    yield from against("decode_flops", forward_of, with_repeats(decode, repeats), after)
     bits = DTYPE_BITS[precision(device)]
     yield from against(
         "cache_bytes",
         lambda use: bits_to_bytes(use.cache_bits(bits)),
-        repeated(held_bytes(store, module), repeats),
+        with_repeats(cache_bytes_by_path(store, module), repeats),
         after,
     )

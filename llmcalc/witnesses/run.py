@@ -31,14 +31,14 @@ def verify(
     Raises `InputError` if the witness or the device does not support this model; it is `Unsupported` if memory is
     compared and a step of the model has no kernels.
     """
-    found = _verified(preset, witness, device, batch, seq, every_layer, memory)
-    return replace(found, untested=untested(preset.model))
+    verdict = _compare(preset, witness, device, batch, seq, every_layer, memory)
+    return replace(verdict, untested=untested(preset.model))
 
 
-def _verified(
+def _compare(
     preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
 ) -> Verdict:
-    """All checks of one model."""
+    """Compares one model with a witness."""
     if witness != "reference" and (device != "meta" or every_layer or memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":
@@ -54,14 +54,14 @@ def _verified(
 
 
 def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
-    """A verdict with the checks of memory too, of passes over as many tokens; on a GPU, over enough to fill it."""
-    from .memory import compare_memory, usual
+    """Adds checks of memory to a verdict, with the same tokens; on a GPU with enough tokens to keep it busy."""
+    from .memory import compare_memory, default_runs
 
     start = time.perf_counter()
     if device != "cuda":
-        compared = compare_memory(spec, usual(spec, batch, verdict.info["seq"]), device)
+        compared = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
     else:
         from .gpu import compare_on_gpu
 
-        compared = compare_on_gpu(spec, usual(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
-    return compared.joined(verdict, time.perf_counter() - start)
+        compared = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
+    return compared.added_to(verdict, time.perf_counter() - start)

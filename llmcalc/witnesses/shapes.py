@@ -1,5 +1,5 @@
-"""Remembers the shapes of results on meta. torch recomputes many of them in Python, in 0.2 to 1.4 ms each, which is
-most of the time of a pass over a small model.
+"""Caches the shapes of results on meta. torch computes many of them in Python, in 0.2 to 1.4 ms each, which is most of
+the time of a pass over a small model.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 MOST = 20_000
-"""The most results that are remembered."""
+"""Largest number of cached results."""
 
 
-class Remembered(TorchDispatchMode):
-    """A mode that remembers the shapes of results, for all passes of this process.
+class ShapeCache(TorchDispatchMode):
+    """A dispatch mode that caches the shapes of results, for all passes of this process.
 
-    counter: a FLOP counter that was entered before, for the operations that it has formulas for. None by default.
+    counter: a FLOP counter that was entered before and counts the operations that have formulas; default None.
     """
 
     known: ClassVar[dict[Hashable, Any]] = {}
@@ -32,14 +32,14 @@ class Remembered(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here. Otherwise torch wraps every call in two more, which keep torch.compile out."""
+        """Disables two wrappers around every call, which only matter for torch.compile."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _is_composed(func):
-            return func(*args, **kwargs)  # by the counter, because its parts may have FLOPs
-        with torch._C._DisableTorchDispatch():  # past the counter
+            return func(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
+        with torch._C._DisableTorchDispatch():  # bypasses the counter
             out = self._result(func, args, kwargs)
         if self.counter is not None and func._overloadpacket in self.counter.flop_registry:
             self.counter._count_flops(func._overloadpacket, out, args, kwargs)
@@ -51,12 +51,12 @@ class Remembered(TorchDispatchMode):
             return func(*args, **kwargs)
         key = func, shapes
         if key in self.known:
-            return _made(self.known[key])
+            return _new_tensors(self.known[key])
         out = func(*args, **kwargs)
         if _is_new(out, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[key] = _like(out)
+            self.known[key] = _description(out)
         return out
 
 
@@ -90,17 +90,17 @@ def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
     return all(isinstance(t, torch.Tensor) and t.is_meta and t.untyped_storage()._cdata not in read for t in tensors)
 
 
-def _like(result: Any) -> Any:
-    """What is remembered of a result: of each tensor, what `torch.empty_strided` needs to make another."""
+def _description(result: Any) -> Any:
+    """Returns the arguments of `torch.empty_strided` for each tensor of a result."""
     if isinstance(result, torch.Tensor):
         return result.shape, result.stride(), result.dtype
-    return [None if tensor is None else _like(tensor) for tensor in result]
+    return [None if tensor is None else _description(tensor) for tensor in result]
 
 
-def _made(kept: Any) -> Any:
-    if isinstance(kept, list):
-        return tuple(None if one is None else _made(one) for one in kept)
-    shape, strides, dtype = kept
+def _new_tensors(description: Any) -> Any:
+    if isinstance(description, list):
+        return tuple(None if item is None else _new_tensors(item) for item in description)
+    shape, strides, dtype = description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
@@ -108,13 +108,13 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout
 
 
 def key_of(value: Any) -> Hashable | None:
-    """A key of an input, as far as results' shapes depend on it; None for one that is not on meta, or not known."""
+    """Returns a cache key of an input; None if it is not on meta or of an unknown type."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, tuple | list):
-        keys = tuple([(type(one), one) if type(one) in _PLAIN else key_of(one) for one in value])
+        keys = tuple([(type(item), item) if type(item) in _PLAIN else key_of(item) for item in value])
         return None if None in keys else keys
     return None

@@ -41,12 +41,12 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             forward()
             seconds.append(finished() - start)
     median = sorted(seconds)[RUNS // 2]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
         "forward_flops": flops, "forward_seconds": median, "flops_per_second": flops / median,
     }  # fmt: skip
     if cuda:
-        found |= {
+        results |= {
             "cuda": torch.version.cuda,
             "driver": driver(),
             "weights_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
@@ -54,7 +54,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "device_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
-    return found
+    return results
 
 
 def _device_name(device: Any) -> str:

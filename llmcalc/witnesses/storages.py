@@ -1,10 +1,10 @@
-"""What torch holds: the bytes that autograd saves, and those alive during a forward and a backward pass.
+"""Measures the bytes that autograd saves, and the bytes alive during a forward and a backward pass.
 
-On meta tensors have no values; on the CPU a pass takes a fifth of the time. An operation makes the same tensors on both
-and on a GPU; what a kernel of the CPU takes for itself is not seen here.
+On meta tensors have no values; on the CPU a pass takes a fifth of the time. An operation creates the same tensors on
+both and on a GPU. Scratch memory of CPU kernels is not measured here.
 
-`Alive` is a dispatch mode that follows every storage made under it, as torch's own MemTracker does, without the hooks
-that MemTracker puts on modules: these hold gradients of a module's inputs longer than torch itself.
+`StorageTracker` is a dispatch mode that tracks every storage created under it, as torch's own MemTracker does, without
+MemTracker's hooks on modules: these keep gradients of a module's inputs longer than torch itself.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -20,11 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Held(NamedTuple):
-    """Bytes beside weights and inputs.
+class PassMeasurement(NamedTuple):
+    """Bytes of a forward and a backward pass, without weights and inputs.
 
-    saved: what autograd keeps for the backward pass. live: alive after the forward pass. forward, backward: the most
-    alive during each pass. after: alive after the backward pass, gradients included.
+    saved: bytes saved for the backward pass.
+    live: bytes after the forward pass.
+    forward, backward: peak of each pass.
+    after: bytes after the backward pass, including gradients.
     """
 
     saved: int
@@ -34,23 +36,24 @@ class Held(NamedTuple):
     after: int
 
 
-class Alive(TorchDispatchMode):
-    """The bytes of storages on a device that were made under this mode and still exist, and the most so far.
+class StorageTracker(TorchDispatchMode):
+    """Tracks the bytes of storages on a device that are created under this mode, and their peak.
 
-    known: tensors whose storages do not count. log: whether every allocation is noted, false by default.
-    device: the type of the device, meta by default.
+    known: tensors whose storages do not count.
+    log: whether every allocation is logged; default False.
+    device: type of the device; default meta.
     """
 
     def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
-        self.seen = {t.untyped_storage()._cdata for t in known}
+        self.seen = {tensor.untyped_storage()._cdata for tensor in known}
         self.now = self.peak = 0
         self.log: list[str] | None = [] if log else None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here. Otherwise torch wraps every call in two more, which keep torch.compile out."""
+        """Disables two wrappers around every call, which only matter for torch.compile."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,9 +64,9 @@ class Alive(TorchDispatchMode):
         return out
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Follows storages that this mode has not seen being made: `torch.tensor` hides them."""
+        """Tracks storages that were created unseen by this mode, as by `torch.tensor`."""
         for tensor in tensors:
-            self._follow(tensor, "made before")
+            self._follow(tensor, "created before")
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
@@ -84,19 +87,19 @@ class Alive(TorchDispatchMode):
             self.log.append(f"-{size:>12,} {self.now:>12,}")
 
 
-def saved_bytes(out: torch.Tensor, known: set[Any], device: str) -> int:
-    """The bytes of all storages that the graph behind `out` keeps, beside the known ones."""
-    kept: dict[int, int] = {}
+def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
+    """Returns the bytes of all storages that the graph of `out` saves, without the known ones."""
+    sizes: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
         number = tensor.dtype in (torch.float64, torch.int64) and not tensor.shape  # of Python, on the host everywhere
-        if tensor.device.type == device and storage._cdata not in known and not number:
-            kept[storage._cdata] = storage.nbytes()
-    return sum(kept.values())
+        if tensor.device.type == device and storage._cdata not in outside and not number:
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
 
 
 _SAVED: dict[Any, list[str]] = {}
-"""Kind of node → the attributes that are saved for the backward pass."""
+"""Class of a graph node → attributes with saved tensors."""
 
 
 def _saved_by(kind: Any) -> list[str]:
@@ -106,41 +109,41 @@ def _saved_by(kind: Any) -> list[str]:
 
 
 def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
-    """Every tensor that a node of the graph behind `out` saves for the backward pass."""
-    found: list[torch.Tensor] = []
+    """Returns every tensor that a node of the graph of `out` saves for the backward pass."""
+    tensors: list[torch.Tensor] = []
     todo: list[Any] = [out.grad_fn]
     seen: set[Any] = set(todo)
     while todo:
         node = todo.pop()
         leaves = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
-        found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)
-    return found
+    return tensors
 
 
-def measured(
+def measure_passes(
     run: Callable[[], torch.Tensor],
     outside: Iterable[torch.Tensor],
     log: list[str] | None = None,
     device: str = "meta",
     saves: bool = True,
-    follows: type[Alive] = Alive,
-) -> Held:
+    follows: type[StorageTracker] = StorageTracker,
+) -> PassMeasurement:
     """Measures a forward pass and the backward pass of its result. outside: weights and inputs.
 
-    saves: whether to look at what the graph saves, which would run checkpointed parts again; 0 is returned if not.
-    follows: the dispatch mode.
+    saves: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
+    follows: class of the dispatch mode.
     """
     outside = list(outside)
-    known = {t.untyped_storage()._cdata for t in outside}
+    outside_storages = {t.untyped_storage()._cdata for t in outside}
     mode = follows(outside, log is not None, device)
     with mode:
         out = run()
         live, forward = mode.now, mode.peak
-        saved = saved_bytes(out, known, device) if saves else 0
+        saved = saved_bytes(out, outside_storages, device) if saves else 0
         mode.peak = mode.now
         if mode.log is not None:
             mode.log.append("--- backward")
@@ -152,4 +155,4 @@ def measured(
     after = mode.now
     for tensor in outside:
         tensor.grad = None
-    return Held(saved, live, forward, backward, after)
+    return PassMeasurement(saved, live, forward, backward, after)

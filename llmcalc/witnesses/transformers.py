@@ -1,9 +1,8 @@
-"""The class of `transformers` as a witness: built from a config on meta and run with eager attention and exactly top-k
-experts.
+"""The class of `transformers` as a witness, built from a config on meta and run with eager attention.
 
-It is other people's code with other module names. Compared are the whole model's parameters, FLOPs and cache at two
-lengths, and parameters and FLOPs of every layer and of the parts that `modules` finds in it. Where a class deviates
-from its architecture, the record of its family says so; nothing else is excused (`deviations`).
+The comparison covers the whole model's parameters, FLOPs and cache at two lengths, and parameters and FLOPs of every
+layer and of the modules that `modules` finds. Where a class deviates from its architecture, the record of its family
+says so; no other difference is accepted (`deviations`).
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, nonzero
-from .deviations import beside, followed, total
+from .deviations import additions_by_path, cost_in_class, total
 from .difference import sizes_of
-from .matching import compared, coverage
+from .matching import compare_modules, coverage
 from .measure import count_flops, module_names, tensor_names, tensors
-from .modules import Found, places, run_by_themselves, without_shared
+from .modules import ModulesByNode, called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_of, family_behind, fields_of, witness_of
+from .witness import class_of, family_of_class, fields_of, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,15 +68,15 @@ def verify_config(
     longest = learned_positions(spec)
     if longest is not None and seq is not None and seq > longest:
         raise InputError(f"--seq: {seq} tokens do not fit {longest} learned positions; expected at most {longest}")
-    wanted = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
-    lengths = tuple(dict.fromkeys(n if longest is None else min(n, longest) for n in wanted))
+    wanted_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
+    lengths = tuple(dict.fromkeys(length if longest is None else min(length, longest) for length in wanted_lengths))
     model = build(config)
-    found = find(spec, config, model)
-    checks = list(_checks(spec, config, model, found, batch, lengths))
+    modules = find_modules(spec, config, model)
+    checks = list(_checks(spec, config, model, modules, batch, lengths))
     info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    counted = followed(text_of(config)[2], "parameters", total_of, spec)
-    covered = coverage(spec.tree(), found, counted, WITHOUT_FLOPS)
-    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), covered)
+    cost = cost_in_class(text_of(config)[2], "parameters", total_of, spec)
+    coverage_of_model = coverage(spec.tree(), modules, cost, WITHOUT_FLOPS)
+    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
@@ -89,20 +88,22 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     import torch
     import transformers
 
-    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
-    made._attn_implementation = "eager"
-    made._experts_implementation = "batched_mm"  # the default grouped product has no FLOP formula and would count 0
-    cls = getattr(transformers, class_of(config))
+    config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    config_object._attn_implementation = "eager"
+    config_object._experts_implementation = (
+        "batched_mm"  # the default grouped product has no FLOP formula and would count 0
+    )
+    model_class = getattr(transformers, class_of(config))
     try:
         with torch.device("meta"):
             model: nn.Module = (
-                cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)
+                model_class(config_object).to("meta", torch.bfloat16).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         needed = " ".join(str(error).split())
-        raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
+        raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {needed}") from None
     _without_warnings(model)
-    if not to_run or not cls.__name__.endswith(quirks_of(config).reads_values):
+    if not to_run or not model_class.__name__.endswith(quirks_of(config).reads_values):
         return model
     size = 2 * sum(p.numel() for p in model.parameters())
     if size > LARGEST_REAL:
@@ -110,15 +111,15 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
             f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
             "weights are too many"
         )
-    real: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
-    _send_to_real_experts(real)
-    _drop_no_token(real)
+    real: nn.Module = model_class(config_object).to(torch.bfloat16).eval().requires_grad_(False)
+    _avoid_identity_experts(real)
+    _raise_expert_capacity(real)
     return real
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
     """The settings that the classes of a config's model type need to run without values."""
-    family = family_behind(config["model_type"])
+    family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
 
@@ -130,7 +131,7 @@ def _without_warnings(model: nn.Module) -> None:
             setattr(module, warning, lambda *_: None)
 
 
-def _send_to_real_experts(model: nn.Module) -> None:
+def _avoid_identity_experts(model: nn.Module) -> None:
     """Keeps routers from selecting identity experts, as in the count: a score correction ranks them last."""
     import torch
 
@@ -143,7 +144,7 @@ def _send_to_real_experts(model: nn.Module) -> None:
             correction[-identities:] = float("-inf")
 
 
-def _drop_no_token(model: nn.Module) -> None:
+def _raise_expert_capacity(model: nn.Module) -> None:
     """Gives the experts of routers with a capacity (Switch Transformers) room for all tokens, as in the count.
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
@@ -155,23 +156,32 @@ def _drop_no_token(model: nn.Module) -> None:
 
 
 def _checks(
-    spec: ModelSpec, config: dict[str, Any], model: nn.Module, found: Found, batch: int, lengths: tuple[int, ...]
+    spec: ModelSpec,
+    config: dict[str, Any],
+    model: nn.Module,
+    modules: ModulesByNode,
+    batch: int,
+    lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
-    held = tensors(model, [module for standing in found.values() for module in standing.modules])
+    params = tensors(model, [module for standing in modules.values() for module in standing.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def against(
-        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, run_config: RunConfig | None = None
+        quantity: str,
+        cost: Cost,
+        measured: Mapping[str, int],
+        modules: ModulesByNode,
+        run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except where both sides are 0."""
-        cost, more = followed(kind, quantity, cost, spec), beside(kind, quantity, spec)
+        cost, more = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
         return nonzero(
-            compared(
+            compare_modules(
                 tree,
                 quantity,
                 lambda place: place.each(cost) + more(place.path),
-                found,
+                modules,
                 measured,
                 witness,
                 run_config,
@@ -179,17 +189,17 @@ def _checks(
         )
 
     yield Check(
-        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), held.get("", 0), witness
+        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), params.get("", 0), witness
     )
-    yield from against("parameters", total_of, without_shared(found, held), found)
+    yield from against("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
-        passed = run(spec, model, batch, seq, quirks_of(config))
+        measured_pass = run_forward(spec, model, batch, seq, quirks_of(config))
         yield Check(
             "model",
             "forward_flops",
             total(kind, "forward_flops", forward_of, spec, run_config),
-            passed.flops.get("", 0),
+            measured_pass.flops.get("", 0),
             witness,
             seq,
         )
@@ -197,22 +207,22 @@ def _checks(
             yield from against(
                 "forward_flops",
                 forward_of,
-                passed.flops,
-                run_by_themselves(found, passed.calls, tensor_names(model)),
+                measured_pass.flops,
+                called_once(modules, measured_pass.calls, tensor_names(model)),
                 run_config,
             )
-        if passed.cache is not None:
+        if measured_pass.cache is not None:
             bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config)
-            yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
+            yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
 
-def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
-    """The modules of a class built from a config that correspond to the nodes of the spec's tree."""
-    family, context = family_behind(text_of(config)[2]), family_behind(config["model_type"])
+def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
+    """Finds the modules of a class that correspond to the nodes of the spec's tree."""
+    family, context = family_of_class(text_of(config)[2]), family_of_class(config["model_type"])
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
-    known = module_names(model) | tensor_names(model)
-    names, outer = ({} if one is None else one.modules for one in (family, context))
-    return places(spec.tree(), known, spec.kind, base, names, outer)
+    paths = module_names(model) | tensor_names(model)
+    names, outer = ({} if family_record is None else family_record.modules for family_record in (family, context))
+    return places(spec.tree(), paths, spec.kind, base, names, outer)
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
@@ -257,8 +267,8 @@ class Pass:
     cache: int | None
 
 
-def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
-    """One forward pass over `batch` sequences of `seq` tokens."""
+def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
+    """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
 
@@ -268,7 +278,7 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
-    before = _kept_by_modules(model)
+    before = _module_states(model)
     calls: Counter[str] = Counter()
     hooks = [
         module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
@@ -276,18 +286,18 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
     ]
     body: Any = model.base_model  # some heads do not return the cache that it filled
     if body is not model:
-        hooks.append(body.register_forward_hook(lambda _, __, given: out.append(given)))
+        hooks.append(body.register_forward_hook(lambda _, __, output: out.append(output)))
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    held = next((cache for given in reversed(out) for cache in _caches_of(given)), None)
-    if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
+    stored = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
+    if stored is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
         config: Any = model.config
-        held = DynamicCache(config=config)  # the class fills a given cache, and creates none
-        model(**inputs, past_key_values=held)
-    states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
-    held = [held, *states] if states else held
-    return Pass(forward, calls, None if spec.kind == "encoder" or held is None else cache_bytes(held))
+        stored = DynamicCache(config=config)  # the class fills a given cache, and creates none
+        model(**inputs, past_key_values=stored)
+    states = [state for where, state in _module_states(model).items() if before.get(where) is not state]
+    stored = [stored, *states] if states else stored
+    return Pass(forward, calls, None if spec.kind == "encoder" or stored is None else cache_bytes(stored))
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
@@ -296,7 +306,7 @@ def _caches_of(outputs: Any) -> Iterator[Any]:
     return (cache for cache in named if cache is not None)
 
 
-def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
+def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
     """Tensors in modules that are neither parameters nor buffers: the states of a class that stores them itself.
 
     The frequencies that a scaled RoPE stores in its module are excluded.

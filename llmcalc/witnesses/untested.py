@@ -1,4 +1,4 @@
-"""What a model uses, or can be run with, that states no witness of its memory."""
+"""Parts, kernels, optimizers and frameworks of a model whose memory was never measured."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..simulator.choices import EAGER
 
 
 def untested(spec: ModelSpec) -> tuple[Evidence, ...]:
-    """The parts and kernels of a model, and the optimizers and frameworks it can be trained with, without a witness."""
+    """Returns the parts and kernels of a model, optimizers and frameworks whose memory was never measured."""
     include = frozenset({MTP.name})
-    frameworks = [found for name in NAMES for found in framework(name).evidence_for(ONE_DEVICE, True).run((), None)]
+    frameworks = [evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     everything = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]
-    return tuple(dict.fromkeys(one for one in everything if one.status == "untested"))
+    return tuple(dict.fromkeys(item for item in everything if item.status == "untested"))

@@ -1,7 +1,7 @@
-"""The reference with other kernels than its own lines: attention, norms, losses, checkpoints and adapters.
+"""Replaces kernels of the reference: attention, norms, losses, activation checkpoints and adapters.
 
-Each replaces the forward pass of some modules. What torch has is torch's own; what only libraries have is written here
-as they run it, and says from which file.
+Each function replaces the forward pass of some modules. Kernels of torch are torch's own. Kernels of libraries are
+written here as the libraries run them, with the name of their file.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -25,19 +25,19 @@ from ..simulator.choices import Choices
 from ..workload.recompute import PRODUCTS, Recompute
 
 
-def change(
+def use_kernels(
     module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
-    """Makes a reference run these kernels, under `running`."""
+    """Makes a reference run these kernels, inside `kernel_context`."""
     if adapters is not None:
         with_adapters(module, adapters, device)
     if choices.attention != "eager":
-        cores(module, choices.attention)
+        replace_attention(module, choices.attention)
     if choices.norm != "eager":
-        norms(module)
+        fuse_norms(module)
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
-    checkpoints(module, recompute)
+    add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(lambda *made: made[-1].requires_grad_(True))
 
@@ -46,17 +46,17 @@ def change(
 
 
 def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """On meta and on GPUs: torch has another kernel for CPUs."""
+    """Runs flash attention, on meta and on GPUs; torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
 def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
-    """What F.scaled_dot_product_attention falls back to."""
+    """Runs the fallback of F.scaled_dot_product_attention."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
-def cores(module: nn.Module, kind: str) -> None:
-    """Replaces the attention scores, which then need no mask."""
+def replace_attention(module: nn.Module, kind: str) -> None:
+    """Replaces the computation of attention, which then needs no mask."""
     for name, part in module.named_modules():
         above = name.rpartition(".")[0]
         if is_core(name):
@@ -69,17 +69,17 @@ def cores(module: nn.Module, kind: str) -> None:
 
 def is_core(name: str) -> bool:
     """Whether a module of that path computes attention: its scores, their softmax and the sums of values."""
-    *_, above, own = ("", *name.split("."))
-    return own in ("core", "core_1", "core_2") and above not in ("relative", "indexer")
+    *_, above, last = ("", *name.split("."))
+    return last in ("core", "core_1", "core_2") and above not in ("relative", "indexer")
 
 
 @contextmanager
-def running(choices: Choices) -> Iterator[None]:
-    """Other attention than eager makes no masks, and flash attention repeats no keys."""
+def kernel_context(choices: Choices) -> Iterator[None]:
+    """Disables masks for other attention than eager, and repeated keys for flash attention."""
     changed: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
-        mixers = [one for name, one in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
-        changed = [(one, "allowed", lambda *_, **__: None) for one in mixers if hasattr(one, "allowed")]
+        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+        changed = [(module, "allowed", lambda *_, **__: None) for module in mixers if hasattr(module, "allowed")]
     if choices.attention == "flash":
         repeat = torch.Tensor.repeat_interleave
         changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
@@ -97,7 +97,7 @@ def running(choices: Choices) -> Iterator[None]:
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """torch's `_fused_rms_norm` as derivatives.yaml has it; torch runs it as one kernel on GPUs alone."""
+    """torch's `_fused_rms_norm` as in derivatives.yaml; torch runs it as one kernel only on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
@@ -111,18 +111,18 @@ class FusedRmsNorm(torch.autograd.Function):
         return x.new_empty(x.shape), torch.empty_like(weight[0]) if weight else None
 
 
-def norms(module: nn.Module) -> None:
-    """Makes every plain norm one kernel."""
+def fuse_norms(module: nn.Module) -> None:
+    """Replaces every plain norm by one kernel."""
     for part in module.modules():
-        one: Any = part
+        norm: Any = part
         kind = getattr(part, "kind", "")
-        plain = getattr(part, "groups", 1) == 1 and (getattr(part, "weight", None) is None or one.weight.dim() == 1)
+        plain = getattr(part, "groups", 1) == 1 and (getattr(part, "weight", None) is None or norm.weight.dim() == 1)
         if kind in ("layernorm", "rmsnorm") and plain:
             part.forward = partial(_layer_norm if kind == "layernorm" else _rms_norm, part)
 
 
 def _layer_norm(part: Any, x: Any) -> Any:
-    """On meta and on GPUs: on a CPU the statistics are in bfloat16."""
+    """Runs a layer norm, on meta and on GPUs; on a CPU the statistics would be in bfloat16."""
     return F.layer_norm(x, x.shape[-1:], part.weight, part.bias, part.eps)
 
 
@@ -137,8 +137,8 @@ def _rms_norm(part: Any, x: Any) -> Any:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-class OverLogits(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/cross_entropy.py, whose kernel writes the gradient over the logits."""
+class LigerCrossEntropy(torch.autograd.Function):
+    """Liger-Kernel 0.8.2, ops/cross_entropy.py: the kernel overwrites the logits with their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
@@ -156,8 +156,8 @@ class OverLogits(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
-class InChunks(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward pass."""
+class LigerLinearCrossEntropy(torch.autograd.Function):
+    """Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
@@ -192,16 +192,16 @@ class InChunks(torch.autograd.Function):
 
 
 def output_layer(module: Any) -> Any:
-    """The linear layer that makes the logits."""
+    """Returns the linear layer that computes the logits."""
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
-    """The loss of logits, or of hidden states where the loss makes logits in chunks, plus that of each prediction."""
+    """Returns the loss of logits (or of hidden states for a chunked loss), plus that of each extra prediction."""
     labels = ids.flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
-        loss = InChunks.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        loss = LigerLinearCrossEntropy.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     elif choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
@@ -227,13 +227,13 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "fused":
-        return OverLogits.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
+        return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
     return F.cross_entropy(logits.to(dtype or torch.float32).flatten(0, 1), labels)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
-KEPT = {
+SAVED_OPERATIONS = {
     "mm": torch.ops.aten.mm.default,
     "addmm": torch.ops.aten.addmm.default,
     "bmm": torch.ops.aten.bmm.default,
@@ -242,13 +242,13 @@ KEPT = {
     "flash_attention": torch.ops.aten._scaled_dot_product_flash_attention.default,
     "reduce_scatter": torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
-"""Operation of `PRODUCTS`, or a sum of which each rank gets a part → torch's name of it."""
-assert set(KEPT) >= PRODUCTS
+"""Name of an operation of `PRODUCTS`, or `reduce_scatter` → torch's operation."""
+assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
-def chosen(kept: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
-    """A policy that keeps the results of these operations; of those to alternate, the first, the third, …"""
-    operations, others = ({KEPT[name] for name in names} for names in (kept, alternate))
+def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
+    """Returns contexts of checkpoints that save the results of operations; of `alternate` every other result."""
+    operations, others = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
 
     def contexts() -> Any:
         calls = Counter[Any]()
@@ -263,29 +263,33 @@ def chosen(kept: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]
     return contexts
 
 
-def checkpoints(module: nn.Module, how: Recompute) -> None:
-    """Makes modules run again in the backward pass."""
-    again = partial(checkpoint, use_reentrant=how.reentrant, preserve_rng_state=False)
-    if how.kept:
-        again = partial(again, context_fn=chosen(how.kept, how.alternate))
+def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
+    """Adds activation checkpoints to modules, which are recomputed in the backward pass."""
+    run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
+    if recompute.kept:
+        run_checkpointed = partial(
+            run_checkpointed, context_fn=selective_checkpoint(recompute.kept, recompute.alternate)
+        )
     carries = any(hasattr(part, "below_scale") for part in module.modules())
     for name, part in [*module.named_modules()]:
-        above, _, own = name.rpartition(".")
-        below = _below_a_layer(name)
-        layer = own.isdigit() and above.rpartition(".")[2] == "layers"
-        core = how.core and is_core(name)
-        runs_again = layer and how.layers and int(own) % how.every == 0
+        above, _, last = name.rpartition(".")
+        below = _path_in_layer(name)
+        layer = last.isdigit() and above.rpartition(".")[2] == "layers"
+        core = recompute.core and is_core(name)
+        runs_again = layer and recompute.layers and int(last) % recompute.every == 0
         if runs_again and carries:
-            part.forward = partial(_carrying, again, part.forward)
-        elif runs_again or core or below in how.nodes:
-            part.forward = partial(again, part.forward)
+            part.forward = partial(_checkpoint_with_router_state, run_checkpointed, part.forward)
+        elif runs_again or core or below in recompute.nodes:
+            part.forward = partial(run_checkpointed, part.forward)
 
 
-def _carrying(again: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any) -> Any:
-    """Runs a layer whose router reads the hidden state of the router below, now and in the backward pass.
+def _checkpoint_with_router_state(
+    run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any
+) -> Any:
+    """Checkpoints a layer whose router reads the hidden state of the previous layer's router.
 
-    That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py: otherwise the layer would
-    read the last layer's when it runs again.
+    That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py. Otherwise the recomputed
+    layer would read the state of the last layer.
     """
 
     def once(x: Any, routed: Any) -> Any:
@@ -295,36 +299,36 @@ def _carrying(again: Callable[..., Any], forward: Callable[..., Any], x: Any, ru
         finally:
             run.routed = outside
 
-    out, run.routed = again(once, x, run.routed)
+    out, run.routed = run_checkpointed(once, x, run.routed)
     return out
 
 
-def _below_a_layer(name: str) -> str:
-    """The path of a module below its layer; empty if it is in none."""
-    _, found, below = f".{name}".rpartition(".layers.")
-    return below.partition(".")[2] if found else ""
+def _path_in_layer(name: str) -> str:
+    """Returns the path of a module below its layer; empty outside of layers."""
+    _, separator, below = f".{name}".rpartition(".layers.")
+    return below.partition(".")[2] if separator else ""
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
 class Dropout(nn.Module):
-    """Dropout as it is on a GPU: one kernel with a mask of bytes. On meta torch multiplies by noise instead."""
+    """Dropout as on a GPU: one kernel with a mask of bytes. On meta torch would multiply by noise."""
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]
 
 
 class Lora(nn.Module):
-    """The lines of peft 0.21 that run (peft/tuners/lora/layer.py)."""
+    """A LoRA layer as in peft 0.21 (peft/tuners/lora/layer.py)."""
 
-    def __init__(self, base: nn.Linear, how: Adapters, device: str) -> None:
+    def __init__(self, base: nn.Linear, adapters: Adapters, device: str) -> None:
         super().__init__()
-        self.base_layer, dtype = base, getattr(torch, how.dtype.name)
+        self.base_layer, dtype = base, getattr(torch, adapters.dtype.name)
         with torch.device(device):
-            self.lora_A = nn.Linear(base.in_features, how.rank, bias=False, dtype=dtype)
-            self.lora_B = nn.Linear(how.rank, base.out_features, bias=False, dtype=dtype)
-        self.dropout = Dropout() if how.dropout else nn.Identity()
+            self.lora_A = nn.Linear(base.in_features, adapters.rank, bias=False, dtype=dtype)
+            self.lora_B = nn.Linear(adapters.rank, base.out_features, bias=False, dtype=dtype)
+        self.dropout = Dropout() if adapters.dropout else nn.Identity()
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)
@@ -334,13 +338,13 @@ class Lora(nn.Module):
         return result.to(before)
 
 
-def with_adapters(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters, and puts an adapter beside each target; one beside a weight that several layers share."""
-    made: dict[int, Lora] = {}
+def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
+    """Freezes all parameters and adds an adapter to each target; layers that share a weight share the adapter."""
+    lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     for name, part in [*module.named_modules()]:
-        above, _, own = name.rpartition(".")
-        if own in how.targets and isinstance(part, nn.Linear):
-            made[id(part.weight)] = made.get(id(part.weight)) or Lora(part, how, device)
-            setattr(module.get_submodule(above), own, made[id(part.weight)])
+        above, _, last = name.rpartition(".")
+        if last in adapters.targets and isinstance(part, nn.Linear):
+            lora_by_weight[id(part.weight)] = lora_by_weight.get(id(part.weight)) or Lora(part, adapters, device)
+            setattr(module.get_submodule(above), last, lora_by_weight[id(part.weight)])

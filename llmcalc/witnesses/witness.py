@@ -14,10 +14,10 @@ from ..sources.huggingface.family import Family
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import family_of, model_types, usual_name
 
-OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
+HUB_FIELDS = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that do not affect what a class builds."""
 
-BY_LENGTH = ("dynamic", "longrope", "su")
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
 """Kinds of RoPE with angles that depend on the sequence length: some classes read the positions for it, which have no
 values on meta.
 """
@@ -32,21 +32,21 @@ def witness_of(model_type: str) -> str:
     return like or kind
 
 
-def family_behind(model_type: str) -> Family | None:
+def family_of_class(model_type: str) -> Family | None:
     """The record of the family whose class implements this model type; None if it is not supported."""
     kind = witness_of(model_type)
     return family_of(kind) if kind in model_types() else None
 
 
 @cache
-def _spellings() -> dict[str, list[str]]:
-    """Lower-case name → the names of `transformers` that are spelled so."""
+def _names_by_lower_case() -> dict[str, list[str]]:
+    """Returns lower-case name → names in `transformers`."""
     import transformers
 
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
-        found.setdefault(name.lower(), []).append(name)
-    return found
+        names.setdefault(name.lower(), []).append(name)
+    return names
 
 
 def class_of(config: Mapping[str, Any]) -> str:
@@ -59,37 +59,38 @@ def class_of(config: Mapping[str, Any]) -> str:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    given = architecture_of(config)
-    spelled = _spellings().get(given.lower())
+    architecture = architecture_of(config)
+    spelled = _names_by_lower_case().get(architecture.lower())
     if spelled:
-        return given if given in spelled else spelled[0]
+        return architecture if architecture in spelled else spelled[0]
     kinds = (
         ("CAUSAL_LM",)
-        if given.endswith("ForCausalLM")
+        if architecture.endswith("ForCausalLM")
         else ()
-        if given
+        if architecture
         else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
     )
     for kind in kinds:
-        found = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
-        if isinstance(found, str):
-            return found
+        class_name = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
+        if isinstance(class_name, str):
+            return class_name
     raise InputError(
-        f"--against transformers: the installed transformers {transformers.__version__} has no {given or 'such model'}"
+        f"--against transformers: the installed transformers {transformers.__version__} has no "
+        f"{architecture or 'such model'}"
     )
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields for the configuration class, with plain RoPE for length-dependent RoPE: no count depends on it."""
-    fields = {k: v for k, v in config.items() if k not in OF_THE_HUB}
+    fields = {k: v for k, v in config.items() if k not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
-        given = fields.get(name)
-        if given is False:  # means none; a configuration class rejects it
+        rope = fields.get(name)
+        if rope is False:  # means none; a configuration class rejects it
             del fields[name]
-        if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in BY_LENGTH:
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in LENGTH_DEPENDENT_ROPE:
             fields[name] = {
                 "rope_type": "default",
-                **{k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given},
+                **{k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope},
             }
     if isinstance(fields.get("text_config"), dict):
         inner = fields["text_config"]

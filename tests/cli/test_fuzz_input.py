@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llmcalc.errors import InputError
 from llmcalc.sources.fields import all_field_names
-from llmcalc.sources.files import validated
+from llmcalc.sources.files import validate
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import presets_dir
 from llmcalc.sources.target import load
@@ -56,7 +56,7 @@ def test_every_size_refuses_what_is_none(name: str) -> None:
             if value == 0 and path[-1] == "offset":
                 continue
             with pytest.raises(InputError) as caught:
-                validated(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml")
+                validate(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml")
             assert path[-1] in str(caught.value), (path, caught.value)
 
 
@@ -86,7 +86,7 @@ def nested(depth: int) -> Any:
 @example(place=("llama3-8b", ("decoder", "variants")), value={f"v{i}": {} for i in range(20_000)})
 def test_a_field_replaced_by_anything(place: tuple[str, tuple[str, ...]], value: Any) -> None:
     name, path = place
-    refused(lambda: validated(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml"))
+    refused(lambda: validate(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml"))
 
 
 @fuzzed
@@ -104,10 +104,10 @@ def test_a_field_removed_or_inserted(place: tuple[str, tuple[str, ...]], key: st
         below[key] = value
     known = remove or key in all_field_names() or "variants" in path or "variants" in below
     if known:
-        refused(lambda: validated(Preset, {"name": name, "model": table}, "x.toml"))
+        refused(lambda: validate(Preset, {"name": name, "model": table}, "x.toml"))
     else:
         with pytest.raises(InputError, match="unknown field"):
-            validated(Preset, {"name": name, "model": table}, "x.toml")
+            validate(Preset, {"name": name, "model": table}, "x.toml")
 
 
 values = st.one_of(

@@ -30,7 +30,7 @@ import pytest
 import llmcalc
 from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
-from llmcalc.cli.output import written
+from llmcalc.cli.output import write_whole
 from llmcalc.cli.target_options import Writing
 from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, text_of
 from llmcalc.reports.formats import WRITERS
@@ -497,8 +497,8 @@ def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> N
 WRITES = """
 import sys, time
 from pathlib import Path
-from llmcalc.cli.output import written
-with written(Path(sys.argv[1]), "--output") as out:
+from llmcalc.cli.output import write_whole
+with write_whole(Path(sys.argv[1]), "--output") as out:
     out.write("half of it")
     out.flush()
     print("writing", flush=True)
@@ -520,7 +520,7 @@ def test_a_signal_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Pat
 
 def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with written(tmp_path / "a", "--output") as out:
+    with write_whole(tmp_path / "a", "--output") as out:
         assert signal.getsignal(signal.SIGTERM) != before
         out.write("a")
     assert signal.getsignal(signal.SIGTERM) == before
@@ -528,7 +528,7 @@ def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
 
     def elsewhere() -> None:
         try:
-            with written(tmp_path / "b", "--output") as out:
+            with write_whole(tmp_path / "b", "--output") as out:
                 out.write("b")
         except BaseException as error:
             errors.append(error)

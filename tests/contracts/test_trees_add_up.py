@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.cache import kv
-from llmcalc.costs.flops import flops, sight_of
+from llmcalc.costs.flops import flops, run_config_of
 from llmcalc.costs.params import ParameterCount, params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
@@ -58,7 +58,7 @@ def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "params", document["tree"]
     for run in RUNS:
         try:
-            count = flops(spec, sight_of(spec, **run))
+            count = flops(spec, run_config_of(spec, **run))
         except InputError:  # encoders do not have all phases
             continue
         document = flops_view.report(preset("model", spec), count).data
@@ -80,7 +80,7 @@ def test_a_tree_that_does_not_add_up_is_found() -> None:
 
 def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     """Returns `explain`'s values for the model, and the sum of the rows directly below it."""
-    explanation = explain(spec, asked=asked, setting=Setting(**setting))
+    explanation = explain(spec, quantity=asked, setting=Setting(**setting))
     *sections, model = explanation.sections
     sums: dict[str, Fraction] = {}
     for section in sections:
@@ -102,7 +102,7 @@ def test_the_rows_of_explain_add_up_to_its_model_row(name: str) -> None:
         assert model.get("kv", 0) == kv(spec).bytes_per_token
     count: ParameterCount = params(spec)
     assert model["params"] == count.total
-    assert model["flops"] == Fraction(flops(spec, sight_of(spec, seq=40)).total, 40)
+    assert model["flops"] == Fraction(flops(spec, run_config_of(spec, seq=40)).total, 40)
 
 
 def whisper() -> ModelSpec:

@@ -16,13 +16,13 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
-from llmcalc.costs.cache import CacheSize, Held, kv
-from llmcalc.costs.what_if import what_ifs
+from llmcalc.costs.cache import CacheGroup, CacheSize, kv
+from llmcalc.costs.what_if import changed_models
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
 from llmcalc.ops.base import CACHE
-from llmcalc.witnesses.measure import held_bytes
+from llmcalc.witnesses.measure import cache_bytes_by_path
 from llmcalc.workload.run_config import RunConfig
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 
@@ -64,7 +64,7 @@ def test_sliding_windows() -> None:
     assert long.by_layer_kind == {"sliding_attention": 52 * a_layer * 1024, "full_attention": 10 * a_layer * 32768}
     assert (long.bytes_per_token, long.growth_per_token) == (62 * a_layer, 10 * a_layer)
     assert if_(long)["no_windows"] == 62 * a_layer * 32768
-    assert Held("sliding_attention", 52, 1024, 2 * 16 * 128, 52 * a_layer * 1024) in long.held
+    assert CacheGroup("sliding_attention", 52, 1024, 2 * 16 * 128, 52 * a_layer * 1024) in long.held
 
 
 def test_a_chunk_is_held_as_a_window_is() -> None:
@@ -146,17 +146,17 @@ def test_what_is_listed_is_what_is_held(example: Component) -> None:
     """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element."""
     spec = around_a_model(example)
     cache = kv(spec, batch=2, seq=9, dtype_name="fp32")
-    assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.held) == cache.bytes
+    assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.groups) == cache.bytes
     assert all(
         held.bytes == 2 * held.layers * held.tokens * held.width * 4
-        for held in cache.held
+        for held in cache.groups
         if held.tokens is not None and held.width is not None
     )
     store: dict[torch.nn.Module, Any] = {}
     net = spec.reference()
     ids = torch.zeros(2, 9, dtype=torch.long)
     net(ids, source_of(spec, 9), store=store)
-    assert held_bytes(store, net)[""] == cache.bytes
+    assert cache_bytes_by_path(store, net)[""] == cache.bytes
 
 
 # What-ifs
@@ -170,7 +170,7 @@ def test_a_what_if_is_the_model_written_out(name: str) -> None:
         decoder(attention=Attention(num_attention_heads=32, num_key_value_heads=k, head_dim=6, sliding_window=w))
         for k, w in ((4, 4), (heads, window))
     )
-    found = {what.key: spec for what, spec in what_ifs(is_)}
+    found = {what.key: spec for what, spec in changed_models(is_)}
     assert set(found) == {"mha", "gqa_8", "mqa", "no_windows"}
     assert found[name] == would_be
     cache = kv(is_, batch=2, seq=10)
@@ -186,7 +186,7 @@ def test_what_if_merged_attention_had_other_heads() -> None:
     """
     part = MergedAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5)
     is_ = around_a_model(part)
-    found = {what.key: kv(spec, seq=12).bytes for what, spec in what_ifs(is_)}
+    found = {what.key: kv(spec, seq=12).bytes for what, spec in changed_models(is_)}
     token = 2 * 2 * 8 * 2 * 2  # keys and values, heads, head_dim, bytes, layers
     assert kv(is_, seq=12).bytes == token * (5 + 12)
     assert (found["mha"], found["mqa"], found["no_windows"]) == (2 * token * 17, token * 17 // 2, token * 24)
@@ -194,7 +194,7 @@ def test_what_if_merged_attention_had_other_heads() -> None:
 
 def test_what_changes_nothing_is_not_listed() -> None:
     def keys(**attention: Any) -> list[str]:
-        return [what.key for what, _ in what_ifs(decoder(attention=Attention(**attention)))]
+        return [what.key for what, _ in changed_models(decoder(attention=Attention(**attention)))]
 
     assert keys(num_attention_heads=4) == ["mqa"]
     assert keys(num_attention_heads=4, num_key_value_heads=1) == ["mha"]

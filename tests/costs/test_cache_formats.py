@@ -80,8 +80,8 @@ def test_number_formats_have_their_bits_alone(short: str, full: str) -> None:
 def test_a_recurrent_state_keeps_sixteen_bits() -> None:
     """Servers quantize keys and values only."""
     spec = llmcalc.load("jamba-v0.1").model
-    states = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64).held if held.tokens is None}
-    quantized = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64, dtype="q8_0").held if held.tokens is None}
+    states = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64).groups if held.tokens is None}
+    quantized = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64, dtype="q8_0").groups if held.tokens is None}
     assert states
     assert quantized == states
 

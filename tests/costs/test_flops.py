@@ -26,12 +26,12 @@ from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.components.stack import Stack
-from llmcalc.costs.flops import FlopCount, flops, sight_of
+from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.witnesses.counter import flop_counter
-from llmcalc.witnesses.variants import checkpoints
+from llmcalc.witnesses.variants import add_checkpoints
 from llmcalc.workload.recompute import recompute_of
 from tests.builders import run_config
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
@@ -45,7 +45,7 @@ def llama(**settings: Any) -> FlopCount:
 
 
 def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
-    return flops(spec, sight_of(spec, **settings))
+    return flops(spec, run_config_of(spec, **settings))
 
 
 # Hand arithmetic
@@ -323,7 +323,7 @@ def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
     count = counted(spec, batch=2, seq=7, phase="training", recompute=mode)
     with torch.device("meta"):
         net = spec.reference()
-    checkpoints(net, recompute_of(mode))
+    add_checkpoints(net, recompute_of(mode))
     with flop_counter() as counter:
         net(torch.empty(2, 7, dtype=torch.long, device="meta"), None).float().sum().backward()
     assert counter.get_total_flops() == count.total - count.skipped_by_early_stop

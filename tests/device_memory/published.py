@@ -247,7 +247,7 @@ def _cache(row: Row) -> Iterator[Outcome]:
     measured, name = row["measured"], CACHED_MODELS[row["id"]]
     stored = row.get("kv_dtype", "fp8_ds_mla")  # SGLang stores DeepSeek-V3.2 as FlashMLA reads it
     cache = llmcalc.kv(name, seq=measured.get("kv_tokens") or row["n_ctx"], dtype=stored)
-    kept = sum(held.bytes for held in cache.held if held.tokens is not None)
+    kept = sum(held.bytes for held in cache.groups if held.tokens is not None)
     if measured.get("kv_mib") is not None:
         yield Outcome(row["id"], measured["kv_mib"], kept / MIB, kept / MIB, note=stored)
     if measured.get("kv_cache_gib") is not None:

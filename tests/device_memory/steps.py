@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from llmcalc.device_memory.training import Training
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.memory import Step, Steps, measured_steps
-from llmcalc.witnesses.memory import replayed_steps as replayed
+from llmcalc.witnesses.memory import StepBytes as Step
+from llmcalc.witnesses.memory import TrainingBytes as Steps
+from llmcalc.witnesses.memory import measure_steps
+from llmcalc.witnesses.memory import simulate_steps as replayed
 from tests.simulator import models
 
 __all__ = ["Step", "Steps", "by_torch", "device_of", "replayed"]
@@ -21,4 +23,4 @@ def device_of(training: Training) -> str:
 
 def by_torch(spec: ModelSpec, training: Training, device: str = "", number: int = 2) -> Steps:
     """Steps of the reference."""
-    return measured_steps(spec, training, device or device_of(training), number)
+    return measure_steps(spec, training, device or device_of(training), number)

@@ -21,7 +21,7 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.witnesses.distributed.parallel import divide_products, keep_stage
+from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism, keep_stage
 from llmcalc.witnesses.distributed.rank import OnRank
 from tests.comparisons import compares, under
 from tests.device_memory.test_inference import Found, replayed
@@ -55,7 +55,7 @@ def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -
                 own = range(share.layers[0], share.layers[-1] + 1)
                 keep_stage(module, own, share.first, share.last)
             if layout.tp > 1:
-                divide_products(module, mesh)
+                apply_tensor_parallelism(module, mesh)
             whole = [*module.parameters(), *module.buffers()]
             gc.collect()
             mode.now = 0

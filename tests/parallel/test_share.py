@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.cache import kv
-from llmcalc.costs.flops import flops, sight_of
+from llmcalc.costs.flops import flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -60,7 +60,7 @@ def test_stages_of_a_pipeline_are_the_model(name: str, vpp: int) -> None:
     shares = ranks(spec, layout)
     tied = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
     assert sum(params(one).total for one in shares) == params(spec).total + tied
-    run = sight_of(spec, phase="training")
+    run = run_config_of(spec, phase="training")
     assert sum(flops(one, run).total for one in shares) == flops(spec, run).total
     assert sum(kv(one).bytes for one in shares) == kv(spec).bytes
 
@@ -69,7 +69,7 @@ def test_products_of_a_tensor_group_are_the_models() -> None:
     """Those that no rank divides are run by each, or with sequence parallelism on its own tokens."""
     for name, alike in (("llama3-8b", 0), ("deepseek-v2-lite", 1)):
         spec = model(name)
-        run = sight_of(spec, phase="training")
+        run = run_config_of(spec, phase="training")
         whole = flops(spec, run).total
         each = flops(rank_model(spec, Layout(tp=4), 1), run).total
         assert (4 * each > whole) == bool(alike)
@@ -78,7 +78,7 @@ def test_products_of_a_tensor_group_are_the_models() -> None:
 
 def test_sequences_are_divided_evenly() -> None:
     spec = model("llama3-8b")
-    run = sight_of(spec, seq=4096, phase="training")
+    run = run_config_of(spec, seq=4096, phase="training")
     share = RankShare(rank_model(spec, Layout(cp=4), 2), "")
     assert 4 * flops(share.model, share.run_config(run)).total == flops(spec, run).total
 
@@ -89,7 +89,7 @@ def test_sequences_are_divided_evenly() -> None:
 def test_experts_of_all_ranks_are_the_models(layout: Layout) -> None:
     """Parameters of experts, those that a token uses, and their products; each replica has a batch of its own."""
     spec = model("mixtral-8x7b")
-    run = sight_of(spec)
+    run = run_config_of(spec)
     shares = ranks(spec, layout)
 
     def experts(count: Any) -> int:
@@ -119,7 +119,7 @@ def test_the_rank_that_has_most_is_found() -> None:
     spec = model("llama3-8b")
     layout = Layout(tp=2, pp=4)
     assert heaviest_rank(spec, layout, lambda one: params(one).total).rank == 6  # the head and a norm
-    assert heaviest_rank(spec, layout, lambda one: flops(one, sight_of(one)).total).rank == 6  # the head's products
+    assert heaviest_rank(spec, layout, lambda one: flops(one, run_config_of(one)).total).rank == 6  # the head's products
     assert heaviest_rank(spec, layout, lambda one: kv(one).bytes).rank == 0
 
 

@@ -12,8 +12,8 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
-from llmcalc.plots.figure import new_figure, rendered
-from llmcalc.plots.labels import named
+from llmcalc.plots.figure import figure_bytes, new_figure
+from llmcalc.plots.labels import place_names
 from llmcalc.plots.params import params
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
@@ -24,7 +24,7 @@ SMALL = ("gpt2", "mixtral-8x7b")
 
 
 def words(figure: Any) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", rendered(figure, "svg").decode())
+    return re.findall(r"<text[^>]*>([^<]*)</text>", figure_bytes(figure, "svg").decode())
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_a_bar_has_the_shares_of_its_model() -> None:
 
 def test_a_curve_has_the_bytes_of_its_cache() -> None:
     models = [llmcalc.load(name) for name in ("llama3-8b", "gemma3-27b")]
-    (ax,) = context.cache(models).axes
+    (ax,) = context.cache_curves(models).axes
     for preset, line in zip(models, ax.lines[::2], strict=True):
         for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
             assert value == llmcalc.kv(preset, seq=int(tokens)).bytes / 2**30
 
 
 def test_a_curve_has_the_flops_of_a_token() -> None:
-    (ax,) = context.work([llmcalc.load("llama3-8b")]).axes
+    (ax,) = context.flops_curves([llmcalc.load("llama3-8b")]).axes
     for tokens, value in zip(ax.lines[0].get_xdata(), ax.lines[0].get_ydata(), strict=True):
         one = llmcalc.flops("llama3-8b", phase="decode", context=int(tokens) - 1)
         assert value == pytest.approx(one.total / 1e9, rel=1e-12)
@@ -73,7 +73,7 @@ def test_a_curve_has_the_flops_of_a_token() -> None:
 def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
     figure = new_figure(8, 4)
     left, right = figure.subplots(1, 2)
-    assert context.cache([llmcalc.load("gpt2")], ax=left) is figure
+    assert context.cache_curves([llmcalc.load("gpt2")], ax=left) is figure
     assert params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
     assert left.lines
     assert right.patches
@@ -113,7 +113,7 @@ def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
 
 
 def test_labels_at_the_ends_of_curves_stand_apart() -> None:
-    placed = context.apart([10.0, 10.5, 3.0, 10.2])
+    placed = context.spread_labels([10.0, 10.5, 3.0, 10.2])
     ordered = sorted(placed)
     assert all(b / a >= context.ROW * 0.999 for a, b in pairwise(ordered))
     assert placed[2] == 3.0
@@ -125,7 +125,7 @@ def test_no_name_covers_another_one_or_a_point() -> None:
     points = [(i % 7 / 7, i // 7 / 7 + (i % 3) / 50) for i in range(49)]
     ax.scatter(*zip(*points, strict=True))
     figure.draw_without_rendering()
-    texts = named(ax, points, [f"model {i}" for i in range(49)])
+    texts = place_names(ax, points, [f"model {i}" for i in range(49)])
     assert 5 < len(texts) <= 49
     boxes = [text.get_window_extent() for text in texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

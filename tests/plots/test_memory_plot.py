@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.plots.figure import rendered
+from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.memory import memory as picture
 from llmcalc.reports import palette
 from llmcalc.reports.memory import PHASE_NAMES
@@ -29,7 +29,7 @@ def test_every_format_is_written(run: Any, tmp_path: Path, suffix: str) -> None:
 
 def test_the_picture_says_what_the_answer_says() -> None:
     found = llmcalc.memory(SMALL, "training", seq=64)
-    text = rendered(picture("A model", found), "svg").decode()
+    text = figure_bytes(picture("A model", found), "svg").decode()
     words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     for phase, kinds in found.device.moments.items():
         assert PHASE_NAMES[phase] in words
@@ -37,7 +37,7 @@ def test_the_picture_says_what_the_answer_says() -> None:
     for kind, colour in palette.KINDS.items():
         here = any(kinds[kind] for kinds in found.device.moments.values())
         assert (colour.lower() in text) == here, kind
-    assert rendered(picture("A model", found), "svg").decode() == text  # equal pictures are equal files
+    assert figure_bytes(picture("A model", found), "svg").decode() == text  # equal pictures are equal files
 
 
 def test_every_kind_has_a_colour_of_its_own() -> None:

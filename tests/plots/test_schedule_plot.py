@@ -11,7 +11,7 @@ import pytest
 
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import Costs, pipeline, timetable
-from llmcalc.plots.figure import rendered
+from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.schedule import schedule as picture
 from llmcalc.reports import palette
 from llmcalc.reports.formats.table import render
@@ -40,7 +40,7 @@ def test_every_format_is_written(run: Any, tmp_path: Path, suffix: str) -> None:
 def test_the_picture_says_what_runs(name: str) -> None:
     layout, micro_batches = SCHEDULES[name]
     found = timetable(pipeline(layout, micro_batches))
-    text = rendered(picture(layout, found), "svg").decode()
+    text = figure_bytes(picture(layout, found), "svg").decode()
     words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     for rank in range(layout.pp):
         assert f"rank {rank}" in words
@@ -53,7 +53,7 @@ def test_the_picture_says_what_runs(name: str) -> None:
         for i in range(micro_batches):
             assert numbers.count(str(i)) >= sum(a.micro_batch == i for order in found.pipeline.orders for a in order)
     assert any(f"idle {found.bubble:.1%}".replace("%", " %") in word for word in words)
-    assert rendered(picture(layout, found), "svg").decode() == text  # equal pictures are equal files
+    assert figure_bytes(picture(layout, found), "svg").decode() == text  # equal pictures are equal files
 
 
 def test_passes_differ_without_colour() -> None:

@@ -87,7 +87,7 @@ def test_options_say_what_a_file_without_a_model_does_not(run: Any) -> None:
     short, long = (asked(run, *words, "--seq", seq, "--recompute", "full") for seq in ("32", "64"))
     assert short["memory"]["peak_bytes"] < long["memory"]["peak_bytes"]
     code, _, err = run("memory", *words, "--seq", "64", "--zero", "2")
-    assert (code, "expected no such option" in err) == (2, True)
+    assert (code, "remove the option" in err) == (2, True)
 
 
 def test_ranks_whose_experts_get_more_rows_than_others(run: Any) -> None:
@@ -113,7 +113,7 @@ def test_megatrons_own_kernels_are_named(run: Any) -> None:
 def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     words = ("--phase", "training", "--seq", "64", "--pp", "2", "--num-microbatches", "2", "--hardware", "h100")
     _, out, _ = run("memory", SMALL, *words)
-    for text in ("required by rank", "2 devices: pp 2", "By rank", "0–1", "2–3", "Sent by rank", "sends"):
+    for text in ("required by rank", "2 devices: pp 2", "By rank", "0–1", "2–3", "Sent by rank", "send"):
         assert text in out
 
 
@@ -121,9 +121,9 @@ def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     ("words", "message"),
     [
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "4"), "--tp: "),
-        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "full"), "expected no such option"),
-        (("gpt2", "--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml")), "expected no TARGET"),
-        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--phase", "decode"), "is a run of training"),
+        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "full"), "remove the option"),
+        (("gpt2", "--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml")), "remove TARGET"),
+        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--phase", "decode"), "starts training"),
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--set", "vocab_size=5"), "--set: "),
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--with-mtp"), "--with-mtp: "),
         (("rwkv-4-7b", "--phase", "training", "--fsdp", "2", "--cp", "2"), "--cp 2: torch exchanges keys and values"),

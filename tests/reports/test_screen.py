@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.reports.document import Column, Report, Row, Table
-from llmcalc.reports.screen import MOST_LINES, on_a_screen
+from llmcalc.reports.screen import MOST_LINES, trim_to_screen
 
 COMMANDS = (
     "params {}",
@@ -68,11 +68,11 @@ def names(found: Table) -> list[str]:
 
 def test_innermost_rows_go_first_and_totals_stay() -> None:
     rows = [(f"part {i}", i % 2, False) for i in range(40)] + [("total", 0, True)]
-    (found,) = on_a_screen(Report({}, [table(rows, answer="a")])).tables
+    (found,) = trim_to_screen(Report({}, [table(rows, answer="a")])).tables
     assert names(found) == [*(f"part {i}" for i in range(0, 40, 2)), "total"]  # 24 = 3 + 20 outer parts + the total
     assert found.left_out == "20 more rows"
     rows = [(f"part {i}", 0, False) for i in range(40)] + [("total", 0, True)]
-    (found,) = on_a_screen(Report({}, [table(rows, answer="a")])).tables
+    (found,) = trim_to_screen(Report({}, [table(rows, answer="a")])).tables
     assert names(found) == [*(f"part {i}" for i in range(20)), "total"]
 
 
@@ -80,7 +80,7 @@ def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> 
     many = [(str(i), 0, False) for i in range(30)]
     first = table([(f"first {i}", 0, False) for i in range(10)], answer="a", notes=["1"])  # 13 lines of 24
     report = Report({}, [first, table(many, notes=["2"]), table(many, centre=20, sooner=True)])
-    shown, nearest = on_a_screen(report).tables
+    shown, nearest = trim_to_screen(report).tables
     assert shown == first
     assert names(nearest) == [str(i) for i in range(17, 24)]  # 11 = an empty line, 3 and 7 rows
     assert nearest.left_out == "1 more table, 23 more rows"

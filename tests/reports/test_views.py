@@ -45,7 +45,7 @@ SEQ = Setting(seq=64)
 def reports(preset: Preset) -> list[Report]:
     """Returns the answers of all counting commands, each with all its tables."""
     spec = preset.model
-    count, use = flops.flops(spec, flops.sight_of(spec, seq=64)), memory(spec, Settings(seq=64))
+    count, use = flops.flops(spec, flops.run_config_of(spec, seq=64)), memory(spec, Settings(seq=64))
     found = [
         params_view.report(preset, params.params(spec)),
         flops_view.report(preset, count, conventions(count)),

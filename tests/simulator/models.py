@@ -132,7 +132,7 @@ def by_torch(
     try:
         with torch.device(device):
             module: Any = spec.reference()
-            variants.change(module, choices, recompute, adapters, device)
+            variants.use_kernels(module, choices, recompute, adapters, device)
             ids, source = inputs(spec, batch, seq)
     finally:
         torch.set_default_dtype(before)
@@ -142,7 +142,7 @@ def by_torch(
             return result(spec, module, ids, source, choices, include)
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    with variants.running(choices):
+    with variants.kernel_context(choices):
         return measured(run, outside, log, device, saves=recompute is NONE)
 
 

@@ -15,7 +15,7 @@ from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.shapes import Remembered
+from llmcalc.witnesses.shapes import ShapeCache
 from llmcalc.workload.execution import Execution, LatentForm
 from llmcalc.workload.recompute import NONE
 from llmcalc.workload.rows import SOURCE, TOKENS
@@ -108,7 +108,7 @@ def by_torch(
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):
         module: Any = spec.reference()
-        variants.change(module, choices, NONE, None, "meta")
+        variants.use_kernels(module, choices, NONE, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
         source = None
         if spec.kind == "encoder-decoder":
@@ -121,7 +121,7 @@ def by_torch(
     mode.log = lines
     store: dict[Any, Any] = {}
     found = []
-    with torch.no_grad(), variants.running(choices), Remembered(), mode:
+    with torch.no_grad(), variants.kernel_context(choices), ShapeCache(), mode:
         for i, tokens in enumerate(passes):
             before = len(lines)
             out = module(

@@ -33,8 +33,8 @@ def seen(spec: ModelSpec, choices: Choices = EAGER, dtype: str = "float32", batc
         ids, source = inputs(spec, batch, seq)
     finally:
         torch.set_default_dtype(before)
-    variants.change(module, choices, NONE)
-    with variants.running(choices):
+    variants.use_kernels(module, choices, NONE)
+    with variants.kernel_context(choices):
         result(spec, module, ids, source, choices).sum().backward()  # what is made once is made here
         module.zero_grad()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run:

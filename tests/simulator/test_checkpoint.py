@@ -76,7 +76,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
     def gradients(how: Recompute) -> list[torch.Tensor]:
         torch.manual_seed(0)
         module: Any = spec.reference().float()
-        variants.checkpoints(module, how)
+        variants.add_checkpoints(module, how)
         ids, source = inputs(spec, 2, 7)
         result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
         return [one.grad for one in module.parameters() if one.grad is not None]

@@ -15,7 +15,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
-from llmcalc.witnesses.memory import not_shown
+from llmcalc.witnesses.memory import unsupported_reason
 from tests.builders import family_shapes, spec_of
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
@@ -120,7 +120,7 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
 
 def is_compared(model: ModelSpec) -> bool:
     """Whether the reference runs the kernels that are counted: not those of recurrences."""
-    return not not_shown(model, Settings("training", batch=2, seq=7), "cpu")
+    return not unsupported_reason(model, Settings("training", batch=2, seq=7), "cpu")
 
 
 TIED = [

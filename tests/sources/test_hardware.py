@@ -12,9 +12,9 @@ import pytest
 
 from llmcalc.accelerator import ListedHardware
 from llmcalc.errors import InputError
-from llmcalc.sources.files import validated
-from llmcalc.sources.hardware import COMMON_HARDWARE, configured, find_hardware, hardware_names, load_hardware
-from llmcalc.sources.presets import plain, presets_dir
+from llmcalc.sources.files import validate
+from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, hardware_names, load_hardware, with_configuration
+from llmcalc.sources.presets import normalized, presets_dir
 
 NAMES = hardware_names()
 EXPECTED = {
@@ -196,8 +196,8 @@ def test_the_formula_of_derived_peaks_gives_the_printed_ones(name, per_clock, pu
 
 def test_names_and_aliases_are_unique():
     chips = [load_hardware(name) for name in NAMES]
-    sized = [configured(chip, one) for chip in chips for one in chip.configurations]
-    spellings = [plain(s) for chip in [*chips, *sized] for s in (chip.name, *chip.aliases)]
+    sized = [with_configuration(chip, one) for chip in chips for one in chip.configurations]
+    spellings = [normalized(s) for chip in [*chips, *sized] for s in (chip.name, *chip.aliases)]
     assert {s for s in spellings if spellings.count(s) > 1} == set()
 
 
@@ -393,9 +393,9 @@ def test_memory_says_what_a_gb_is_where_one_is_asked_for(run):
     ],
 )
 def test_bad_files_are_refused(change, message):
-    assert validated(ListedHardware, MINIMAL, "x").peak_flops == {}
+    assert validate(ListedHardware, MINIMAL, "x").peak_flops == {}
     with pytest.raises(InputError, match=re.escape(message)):
-        validated(ListedHardware, {**MINIMAL, **change}, "x")
+        validate(ListedHardware, {**MINIMAL, **change}, "x")
 
 
 def test_the_list_fits_80_columns_and_names_everything(run):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization.base import Site, sites
+from llmcalc.costs.quantization.base import WeightSite, sites
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.witnesses.transformers import build, find
+from llmcalc.witnesses.transformers import build, find_modules
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
 
@@ -32,7 +32,7 @@ def names_of(spec: ModelSpec, config: dict[str, Any]) -> ModuleNames:
     return checkpoint_of(config).names(spec.tree(), spec.kind)
 
 
-def matrices(spec: ModelSpec) -> list[Site]:
+def matrices(spec: ModelSpec) -> list[WeightSite]:
     """The tensors that a scheme may convert, and routers."""
     return [site for site in sites(spec.tree()) if site.tensor.role == "matrix" and site.kind != "residual"]
 
@@ -46,7 +46,7 @@ def of_first_expert(name: str) -> str:
 def test_names_are_those_of_the_class(config: dict[str, Any]) -> None:
     spec = spec_of(config)
     model = build(config, to_run=False)
-    found, names = find(spec, config, model), names_of(spec, config)
+    found, names = find_modules(spec, config, model), names_of(spec, config)
     candidates = {site.path: set(names(site.path)) for site in matrices(spec)}
     owners: dict[str, set[str]] = defaultdict(set)
     for path in candidates:

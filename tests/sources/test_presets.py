@@ -9,7 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.sources.names import plain, spelled
+from llmcalc.sources.names import normalized, normalized_with_points
 from llmcalc.sources.presets import aliases, find_preset, load_preset, model_names
 from llmcalc.sources.search import search_presets
 from llmcalc.units import parse_count
@@ -93,12 +93,12 @@ def test_names_and_aliases_are_unique():
     owners: dict[str, set[str]] = {}
     for name in NAMES:
         for spelling in (name, *load_preset(name).aliases):
-            owners.setdefault(spelled(spelling), set()).add(name)
+            owners.setdefault(normalized_with_points(spelling), set()).add(name)
     assert {spelling: names for spelling, names in owners.items() if len(names) > 1} == {}
 
 
 def test_every_alias_finds_its_preset():
-    assert aliases() == {plain(alias): name for name in reversed(NAMES) for alias in load_preset(name).aliases}
+    assert aliases() == {normalized(alias): name for name in reversed(NAMES) for alias in load_preset(name).aliases}
     assert all(find_preset(alias) == name for name in NAMES[::20] for alias in load_preset(name).aliases)
 
 

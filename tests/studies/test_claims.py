@@ -33,8 +33,8 @@ from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.symbolic.activations import Activations
 from llmcalc.symbolic.explain import explain
-from llmcalc.symbolic.formulas import Formula, Formulas, Recomputed, Setting, TrainingSetting
-from llmcalc.symbolic.saved_bytes import Noted
+from llmcalc.symbolic.formulas import Formula, Formulas, RecomputeChoice, Setting, TrainingSetting
+from llmcalc.symbolic.saved_bytes import PlacedEager
 from tests.builders import recorded, run_config
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
@@ -235,7 +235,7 @@ def test_known_caches() -> None:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-class Megatron(Noted):
+class Megatron(PlacedEager):
     """The kernels of Korthikanti et al. 2022: masked softmax as one kernel in the dtype of the scores, and dropout with
     masks of one byte an element, on the shares of attention and on the outputs of both sublayers.
     """
@@ -253,7 +253,7 @@ class Megatron(Noted):
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 
-def kept(spec: ModelSpec, training: TrainingSetting, kernels: type[Noted] = Noted) -> Activations:
+def kept(spec: ModelSpec, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> Activations:
     return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
 
 
@@ -263,7 +263,7 @@ def formula(found: Activations, path: str) -> Formula:
 
 
 MEGATRON = TrainingSetting(batch=4, norm="fused", dtype="float16")
-RECOMPUTED: tuple[Recomputed, Recomputed] = ("none", "attention")
+RECOMPUTED: tuple[RecomputeChoice, RecomputeChoice] = ("none", "attention")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ RECOMPUTED: tuple[Recomputed, Recomputed] = ("none", "attention")
         ("attention", "B·S·(34·h + 16)", "11·B·S·h", "19·B·S·h"),
     ],
 )
-def test_a_layer_keeps_34sbh_and_5as2b(recompute: Recomputed, layer: str, attention: str, mlp: str) -> None:
+def test_a_layer_keeps_34sbh_and_5as2b(recompute: RecomputeChoice, layer: str, attention: str, mlp: str) -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198), §4.1: s·b·h·(34 + 5·a·s/h) bytes per layer, 11sbh + 5as²b of them in
     attention and 19sbh in the MLP; §5: 34sbh with selective recomputation.
 

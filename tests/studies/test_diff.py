@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.cache import kv
-from llmcalc.costs.flops import flops, sight_of
+from llmcalc.costs.flops import flops, run_config_of
 from llmcalc.studies.diff import Difference, diff
 
 PAIRS = [
@@ -35,7 +35,7 @@ def test_changes_of_nodes_add_up_to_those_of_the_model(before: str, after: str) 
     total = {one.name: one.change for one in found.quantities}
     assert total["parameters"] == llmcalc.params(new).total - llmcalc.params(old).total
     assert sum(one.change for one in found.components["parameters"]) == total["parameters"]
-    work = [flops(one.model, sight_of(one.model, seq=512)).total for one in (old, new)]
+    work = [flops(one.model, run_config_of(one.model, seq=512)).total for one in (old, new)]
     assert sum(one.change for one in found.components["forward FLOPs"]) == work[1] - work[0]
     cache = [0 if one.model.kind == "encoder" else kv(one.model, seq=512).bytes for one in (old, new)]
     assert sum(one.change for one in found.components["KV cache"]) == cache[1] - cache[0]
@@ -180,7 +180,7 @@ def test_a_sequence_that_a_model_could_not_run_is_told(run: Any) -> None:
         (("--git", "nowhere", "small/config.json"), "--git nowhere: there is no such commit, branch or tag here"),
         (("--git", "--help", "small/config.json"), "--git --help: expected a commit"),
         (("--git", "HEAD", "small"), "small: with --git expected a file"),
-        (("--git", "HEAD", "other/config.json"), "other/config.json: is neither here nor in HEAD"),
+        (("--git", "HEAD", "other/config.json"), "other/config.json: exists neither here nor in HEAD"),
         (("--git", "HEAD", "small/config.json", "--set", "vocab_size=5"), "--set: the files are compared as they are"),
         (("llama3-8b",), "diff: 1 TARGET; expected two"),
         (("llama3-8b", "qwen3-8c"), "no preset, file or hub id called 'qwen3-8c'"),

@@ -14,7 +14,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, Walks, bubble, ranked
+from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, bubble, ranked
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -211,7 +211,9 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     monkeypatch.setattr(fit_devices, "replayed", replays)
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
-    ask = fit_devices.Ask(Walks(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None)  # type: ignore[arg-type]
+    ask = fit_devices.DevicesQuestion(
+        LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
+    )  # type: ignore[arg-type]
     found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right
@@ -239,8 +241,8 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
     [
         (("plan", SMALL, "--hardware", "h100"), "--devices: missing; expected the number of accelerators"),
         (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
-        (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: is of many devices"),
-        (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plans are of training"),
+        (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: only applies to many devices"),
+        (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plan is for training"),
         (("memory", SMALL, "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp, --pp"),
         (("memory", SMALL, "--tp", "2", "--framework", "megatron"), "--framework megatron: is of training"),
         (("memory", SMALL, "--tp", "2", "--sequence-parallel"), "--sequence-parallel: is of training"),

@@ -18,7 +18,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.flops import FlopCount, flops, sight_of
+from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.studies.rules import (
@@ -42,7 +42,7 @@ def rules(count: FlopCount) -> dict[str, Rule]:
 
 
 def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
-    return flops(spec, sight_of(spec, **settings))
+    return flops(spec, run_config_of(spec, **settings))
 
 
 def gpt(layers: int = 3, h: int = 32, heads: int = 4, vocab: int = 60) -> ModelSpec:

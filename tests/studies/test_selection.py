@@ -69,7 +69,7 @@ def test_a_list_is_sorted_by_what_is_asked(run: Run) -> None:
         (["--kind", "decodr"], "--kind: 'decodr' is not known; expected one of decoder, encoder, encoder-decoder."),
         (["--attention", "mhaa"], "--attention: no model has 'mhaa'; expected one of "),
         (["--min-params", "2B", "--max-params", "1B"], "--min-params: 2,000,000,000 is more than --max-params"),
-        (["--max-params", "10"], "no preset is left by the filters"),
+        (["--max-params", "10"], "no preset passes the filters"),
         (["--max-params", "many"], "--max-params: 'many' is not a positive number"),
         (["--sort", "size"], "--sort"),
     ],

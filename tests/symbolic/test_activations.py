@@ -25,7 +25,7 @@ from llmcalc.simulator.lowering import Unsupported
 from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.activations import Activations, explain_activations
 from llmcalc.symbolic.explain import Explanation
-from llmcalc.symbolic.formulas import Formulas, Recomputed, Setting, TrainingSetting
+from llmcalc.symbolic.formulas import Formulas, RecomputeChoice, Setting, TrainingSetting
 from llmcalc.workload.execution import AttentionImplementation
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
@@ -94,7 +94,7 @@ def test_a_wrong_formula_is_never_given(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("recompute", ["none", "full", "attention", "attention+matmuls"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa-math", "flash"])
 @pytest.mark.parametrize("name", ["Attention-3", "MoE-0", "MergedAttention-0"])
-def test_formulas_under_every_choice(name: str, attention: AttentionImplementation, recompute: Recomputed) -> None:
+def test_formulas_under_every_choice(name: str, attention: AttentionImplementation, recompute: RecomputeChoice) -> None:
     """With recomputation too they are all that is alive after the forward pass, but for the loss of 4 bytes."""
     spec, training = around_a_model(examples()[name]), TrainingSetting(BATCH, attention, recompute)
     try:

@@ -11,7 +11,7 @@ import sympy
 
 from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangle
 from llmcalc.simulator.strides import broadcast, count, forget, viewed
-from llmcalc.symbolic.symbolic_int import Traced, formula_of
+from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
 
 X, Y = sympy.symbols("x y", positive=True, integer=True)
 VALUES = {X: 12, Y: 5}
@@ -41,7 +41,7 @@ OPERATIONS: list[Callable[[Any, Any], Any]] = [
 @pytest.mark.parametrize(("left", "right"), [(12, 5), (5, 12), (12, 4), (1, 1)])
 def test_values_and_formulas_agree(number: int, left: int, right: int) -> None:
     operation, values = OPERATIONS[number], {X: left, Y: right}
-    traced = Traced(left, X), Traced(right, Y)
+    traced = SymbolicInt(left, X), SymbolicInt(right, Y)
     for a, b in (traced, (left, traced[1]), (traced[0], right)):
         try:
             expected = operation(left, right)
@@ -55,13 +55,13 @@ def test_values_and_formulas_agree(number: int, left: int, right: int) -> None:
 
 
 def test_a_whole_quotient_has_no_rounding() -> None:
-    assert formula_of(Traced(12, X) // 4) == X / 4
-    assert formula_of(Traced(12, X) // 5) == sympy.floor(X / 5)
-    assert formula_of(ceil_div(Traced(12, X), 4)) == X / 4
+    assert formula_of(SymbolicInt(12, X) // 4) == X / 4
+    assert formula_of(SymbolicInt(12, X) // 5) == sympy.floor(X / 5)
+    assert formula_of(ceil_div(SymbolicInt(12, X), 4)) == X / 4
 
 
 def test_it_is_its_value_to_everything_else() -> None:
-    x = Traced(12, X)
+    x = SymbolicInt(12, X)
     assert x == 12
     assert {12: "found"}[x] == "found"
     assert list(range(x)) == list(range(12))
@@ -70,7 +70,7 @@ def test_it_is_its_value_to_everything_else() -> None:
 
 
 def test_shapes_keep_formulas_and_strides_are_forgotten() -> None:
-    rows, width = Traced(1, X), Traced(5, Y)
+    rows, width = SymbolicInt(1, X), SymbolicInt(5, Y)
     wide = broadcast((rows, 3, width), (3, 1))
     assert [formula_of(size) for size in wide] == [X, 3, Y]
     viewed((rows, width), (width, 1), (rows * width,))

@@ -1,4 +1,4 @@
-"""`docs/how-to/page-links.md` names the fields of the page's links: those that state.js and run.js write and read."""
+"""`docs/how-to/page-links.md` names the fields of the page's links, which state.js and training_settings.js read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/how-to/page-links.md").read_text()
 STATE = (ROOT / "web/src/state.js").read_text()
-RUN = (ROOT / "web/src/run.js").read_text()
+RUN = (ROOT / "web/src/training_settings.js").read_text()
 
 ROW = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
 LINKS = re.findall(r"^http://\S+/#(\S+)$", PAGE, re.MULTILINE)
@@ -43,7 +43,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def settings() -> dict[str, tuple[str, str]]:
-    """Field of a link → (option, value at the start), as run.js has them."""
+    """Field of a link → (option, value at the start), as training_settings.js has them."""
     marks = dict(re.findall(r'(\w+): "(\w)"', RUN.partition("const MARKS")[2].partition("}")[0]))
     table = RUN.partition("export const FIELDS = {")[2].partition("const MARKS")[0]
     found, group = {}, ""

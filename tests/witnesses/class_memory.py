@@ -26,9 +26,9 @@ import torch
 from llmcalc.simulator.choices import Choices
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
-from llmcalc.symbolic.saved_bytes import Pass, kept_blocks
+from llmcalc.symbolic.saved_bytes import Pass, saved_blocks
 from llmcalc.witnesses import storages
-from llmcalc.witnesses.storages import Held
+from llmcalc.witnesses.storages import PassMeasurement
 from tests.builders import json_lines, spec_of
 from tests.simulator.models import without_values
 from tests.witnesses.class_step import AllReal, class_to_train, held_by
@@ -449,7 +449,9 @@ def kernels_of(model: torch.nn.Module) -> Choices:
     return Choices(norm="fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager")
 
 
-def measured(name: str, batch: int = BATCH, seq: int | None = None) -> tuple[str, Choices, Held, Held]:
+def measured(
+    name: str, batch: int = BATCH, seq: int | None = None
+) -> tuple[str, Choices, PassMeasurement, PassMeasurement]:
     """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc."""
     seq = FAMILIES[name].seq if seq is None else seq
     config = config_of(name)
@@ -511,7 +513,7 @@ def differences(name: str) -> Iterator[str]:
     _, choices, theirs, ours = measured(name)
     yield f"{name}: class {theirs.saved:,}, llmcalc {ours.saved:,}, difference {theirs.saved - ours.saved:,}"
     yield f"named: {explained(name)}, left {theirs.saved - ours.saved - sum(explained(name).values()):,}"
-    blocks = kept_blocks(spec_of(config), Pass(BATCH, seq, choices=choices))
+    blocks = saved_blocks(spec_of(config), Pass(BATCH, seq, choices=choices))
     sides = {
         "class": saved_by_class(config, BATCH, seq),
         "llmcalc": [(block.bytes, ".".join(name for name, _ in block.made.path)) for block in blocks],
@@ -539,7 +541,7 @@ def record(name: str) -> dict[str, Any]:
     cls, choices, theirs, ours = measured(name)
     named = explained(name)
     assert family.reason or theirs.saved - ours.saved == sum(named.values()), (name, theirs, ours, named)
-    both = {field: [getattr(theirs, field), getattr(ours, field)] for field in Held._fields}
+    both = {field: [getattr(theirs, field), getattr(ours, field)] for field in PassMeasurement._fields}
     return {
         "class": cls,
         "norm": choices.norm,

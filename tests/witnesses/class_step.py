@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.storages import Alive, Held, measured
+from llmcalc.witnesses.storages import PassMeasurement, StorageTracker, measure_passes
 from llmcalc.witnesses.transformers import build, inputs_of
 
 
-class AllReal(Alive):
+class AllReal(StorageTracker):
     """Follows storages, and answers yes to a class that asks for a truth value, which meta has not.
 
     Classes ask whether all tokens are real ones of a single sequence, and then make no mask for padding.
@@ -33,7 +33,7 @@ class AllReal(Alive):
 
 def class_memory(
     spec: ModelSpec, config: Mapping[str, Any], batch: int, seq: int, follows: type[AllReal] = AllReal
-) -> Held:
+) -> PassMeasurement:
     """The bytes of a training step of the class for a config, beside its weights and inputs.
 
     follows: the dispatch mode. Raises `InputError` if no class is known or a library that it needs is not installed,
@@ -52,7 +52,7 @@ def class_to_train(config: Mapping[str, Any]) -> Any:
     return model
 
 
-def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[AllReal] = AllReal) -> Held:
+def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[AllReal] = AllReal) -> PassMeasurement:
     """The bytes of a training step of a class, beside its weights and inputs."""
     inputs = inputs_of(spec, model, batch, seq)
     labels = torch.empty(batch * seq, dtype=torch.int64, device="meta")
@@ -66,4 +66,4 @@ def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[All
         return F.cross_entropy(logits.float().flatten(0, 1), labels)
 
     outside = [*model.parameters(), *model.buffers(), *inputs.values(), labels]
-    return measured(run, outside, follows=follows)
+    return measure_passes(run, outside, follows=follows)

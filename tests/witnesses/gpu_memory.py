@@ -39,7 +39,7 @@ from llmcalc.device_memory.settings import Settings, settings_of
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import Check
-from llmcalc.witnesses.memory import not_shown
+from llmcalc.witnesses.memory import unsupported_reason
 
 SCHEMA = 1
 DATA = Path(__file__).parents[1] / "data"
@@ -161,7 +161,7 @@ def measured(name: str) -> dict[str, Any]:
     run, statistics = CONFIGURATIONS[name], gpu.Cuda()
     spec, settings = spec_of(run), settings_in(run)
     facts = gpu.device_facts()
-    why = not_shown(spec, settings, "cuda")
+    why = unsupported_reason(spec, settings, "cuda")
     needed, room = answer(run, facts).reserved_bytes, gpu.free_bytes(statistics)
     assert room is not None
     if not why and needed > room:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmcalc.witnesses.storages import measured
+from llmcalc.witnesses.storages import measure_passes
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.witnesses.class_memory import BATCH, FAMILIES, classes_table, explained, record, recorded
@@ -68,7 +68,7 @@ def test_a_class_that_is_given_labels_keeps_them_shifted() -> None:
     model = class_to_train(config)
     ids = torch.empty(BATCH, seq, dtype=torch.int64, device="meta")
     outside = [*model.parameters(), *model.buffers(), ids]
-    given = measured(lambda: model(input_ids=ids, labels=ids).loss, outside, follows=AllReal)
+    given = measure_passes(lambda: model(input_ids=ids, labels=ids).loss, outside, follows=AllReal)
     assert given.saved == class_memory(spec, config, BATCH, seq).saved + BATCH * seq * 8
 
 

@@ -26,7 +26,7 @@ from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import build, quirks_of
-from llmcalc.witnesses.witness import family_behind
+from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
 from tests.builders import run_config, spec_of
@@ -213,7 +213,7 @@ def test_every_family_that_decodes_is_here() -> None:
     """A wrapper with vision or audio decodes with the text model of another family, which is included."""
     here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
     for kind in (kind for kinds in FILES.values() for kind in kinds if kind not in here):
-        family = family_behind(kind)
+        family = family_of_class(kind)
         assert family is not None
         assert family.text in here or kind in ENCODERS, kind
     assert {kind for one in MORE.values() for kind in one.families.split()} | {*WITHOUT_CACHE} <= here

@@ -84,7 +84,7 @@ def _raises(*_: Any, **__: Any) -> Any:
         ("llmcalc.model.ModelSpec", "tree"),
         ("llmcalc.ops.linear.Linear", "forward_flops"),
         ("llmcalc.ops.attention.KVCache", "cache_bits"),
-        ("llmcalc.witnesses.transformers", "followed"),
+        ("llmcalc.witnesses.transformers", "cost_in_class"),
         ("llmcalc.witnesses.transformers", "places"),
         ("llmcalc.witnesses.transformers", "cache_bytes"),
         ("llmcalc.witnesses.measure", "flops_by_path"),
@@ -111,7 +111,7 @@ def _keyless(real: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_class_that_runs_and_is_run_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from llmcalc.witnesses import transformers
 
-    monkeypatch.setattr(transformers, "run", _keyless(transformers.run))
+    monkeypatch.setattr(transformers, "run", _keyless(transformers.run_forward))
     assert judged(MISTRAL)[0] == "crash"
 
 

@@ -19,8 +19,8 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
-from llmcalc.witnesses.distributed.job import Job, job_of, replayed
-from llmcalc.witnesses.distributed.launch import started
+from llmcalc.witnesses.distributed.job import Job, job_of, simulate_rank
+from llmcalc.witnesses.distributed.launch import run_processes
 
 pytest.importorskip("torch")
 
@@ -100,14 +100,14 @@ def test_options_of_something_else_are_refused(
 
 
 def test_a_module_without_a_rule_is_named() -> None:
-    from llmcalc.witnesses.distributed.parallel import divide_products
+    from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism
 
     mesh: Any = SimpleNamespace(size=lambda: 2)
     module = llmcalc.load("qwen3-8b", **SIZES).model.reference()
     with pytest.raises(
         InputError, match=r"--tp 2: no rule to divide layers.0.self_attn.q_norm.weight; expected --tp 1"
     ):
-        divide_products(module, mesh)
+        apply_tensor_parallelism(module, mesh)
 
 
 # --- what must be found -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_a_module_without_a_rule_is_named() -> None:
 
 def test_a_byte_too_many_and_another_loss_are_found() -> None:
     job = PAIRS[0]
-    ours = replayed(job, 0)
+    ours = simulate_rank(job, 0)
     theirs = ours | {"backward_peak_bytes": ours["backward_peak_bytes"] + 4}
     found = {
         "ranks": [(ours, theirs), (ours, ours)],
@@ -129,7 +129,7 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
 
 def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
     """[vocab, hidden] in float32 on both ranks, where the table itself has half of the rows."""
-    found = replayed(job_for(UNTIED, Layout(tp=2), 2, 7), 0)
+    found = simulate_rank(job_for(UNTIED, Layout(tp=2), 2, 7), 0)
     rest = found["before_step_bytes"] - found["after_step_bytes"]  # all gradients
     weights = found["set_up_bytes"]
     assert rest - weights == 4 * 45 * 32
@@ -195,7 +195,7 @@ def test_all_processes_end_when_one_does_not_answer(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     start = time.monotonic()
     with pytest.raises(InputError, match=message):
-        started(PAIRS[:1], limit=2, module="bad_process")
+        run_processes(PAIRS[:1], limit=2, module="bad_process")
     assert time.monotonic() - start < 10
     processes = [int(path.read_text()) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert processes

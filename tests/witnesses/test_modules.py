@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.huggingface.registry import family_of
-from llmcalc.witnesses.modules import Standing, places
-from llmcalc.witnesses.transformers import build, find, verify_config
+from llmcalc.witnesses.modules import NodeModules, places
+from llmcalc.witnesses.transformers import build, find_modules, verify_config
 from tests.builders import spec_of
 from tests.families import shapes_of
 
@@ -42,15 +42,15 @@ def test_halves_of_one_tensor_are_two_checks() -> None:
 
 
 def test_a_tensor_that_cannot_be_shared_agrees_with_nothing() -> None:
-    assert Standing(("a",), share=2).measured({"a": 6}) == 3
-    assert Standing(("a",), share=2).measured({"a": 7}) == -1
-    assert Standing(("a", "b"), less=("c",)).measured({"a": 6, "b": 2, "c": 1}) == 7
+    assert NodeModules(("a",), share=2).measured({"a": 6}) == 3
+    assert NodeModules(("a",), share=2).measured({"a": 7}) == -1
+    assert NodeModules(("a", "b"), less=("c",)).measured({"a": 6, "b": 2, "c": 1}) == 7
 
 
 def test_what_has_no_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     config, family = shapes_of("gpt2")[0], family_of("gpt2")
     without = {key: name for key, name in family.modules.items() if key not in ("self_attn", "norm")}
-    monkeypatch.setattr("llmcalc.witnesses.transformers.family_behind", lambda kind: replace(family, modules=without))
+    monkeypatch.setattr("llmcalc.witnesses.transformers.family_of_class", lambda kind: replace(family, modules=without))
     verdict = verify_config(spec_of(config), config)
     assert verdict.ok
     assert verdict.coverage is not None
@@ -63,7 +63,7 @@ def test_layers_that_share_parameters_are_one_module() -> None:
     """ALBERT: one module per set of layer parameters."""
     config = shapes_of("albert")[1]
     spec = spec_of(config)
-    found = find(spec, config, build(config, to_run=False))
+    found = find_modules(spec, config, build(config, to_run=False))
     owners = [name for name in found if name.count(".") == 1 and name.startswith("layers.")]
     assert len(owners) == 4
     assert len({found[name] for name in owners}) == 4

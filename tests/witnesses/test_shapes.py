@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmcalc.witnesses.shapes import Remembered
+from llmcalc.witnesses.shapes import ShapeCache
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "broadcast": lambda a, b: a * b,
@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_a_second_call_gives_what_torch_gives(name: str) -> None:
     a, b, call = torch.empty(3, 4, 5, device="meta"), torch.empty(5, device="meta"), CALLS[name]
     plain = call(a, b)
-    with Remembered():
+    with ShapeCache():
         both = [call(a, b), call(a, b)]
     for out in both:
         assert (out.shape, out.stride(), out.dtype, out.device) == (
@@ -42,7 +42,7 @@ def test_a_second_call_gives_what_torch_gives(name: str) -> None:
 
 def test_it_is_remembered() -> None:
     a = torch.empty(3, 7, 11, device="meta")
-    with Remembered() as mode:
+    with ShapeCache() as mode:
         before = len(mode.known)
         assert (a * a).shape == (a * a).shape == (3, 7, 11)
         assert len(mode.known) == before + 1
@@ -50,14 +50,14 @@ def test_it_is_remembered() -> None:
 
 def test_what_changes_a_tensor_or_has_values_is_run() -> None:
     a, real = torch.empty(3, device="meta"), torch.ones(3)
-    with Remembered():
+    with ShapeCache():
         assert a.add_(1) is a
         assert [(real + i).tolist() for i in (1, 1, 2)] == [[2.0] * 3, [2.0] * 3, [3.0] * 3]
 
 
 def test_gradients_pass() -> None:
     a = torch.empty(3, device="meta", requires_grad=True)
-    with Remembered():
+    with ShapeCache():
         for _ in range(2):
             (a * a).sum().backward()
     assert a.grad is not None

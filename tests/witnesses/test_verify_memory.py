@@ -28,8 +28,8 @@ from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY, Check
 from llmcalc.witnesses.gpu import Reading, compare_on_gpu
-from llmcalc.witnesses.memory import Compared, compare_memory, not_shown, usual
-from llmcalc.witnesses.storages import Alive
+from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
+from llmcalc.witnesses.storages import StorageTracker
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory
 
@@ -47,9 +47,9 @@ MODELS = [
 ]
 
 
-def compared(target: str, device: Any = "meta", seq: int = 24, **settings: Any) -> Compared:
+def compared(target: str, device: Any = "meta", seq: int = 24, **settings: Any) -> MemoryComparison:
     spec = load(target).model
-    runs = [Settings(seq=seq, **settings)] if settings else usual(spec, 1, seq)
+    runs = [Settings(seq=seq, **settings)] if settings else default_runs(spec, 1, seq)
     return compare_memory(spec, runs, device)
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert wrong_in(compared(SMALL)) > {"live_bytes", "prefill_peak_bytes", "prefill_after_bytes"}
 
 
-def wrong_in(found: Compared) -> set[str]:
+def wrong_in(found: MemoryComparison) -> set[str]:
     return {check.quantity.removeprefix(MEMORY) for check in found.checks if not check.ok}
 
 
@@ -164,7 +164,7 @@ def test_recurrent_layers_are_left_out_by_name(target: str) -> None:
 )
 def test_what_the_reference_does_not_have_is_left_out(settings: dict[str, Any], device: Any, why: str) -> None:
     found = compared(SMALL, device, **settings) if device != "cuda" else None
-    said = not_shown(load(SMALL).model, Settings(seq=24, **settings), device)
+    said = unsupported_reason(load(SMALL).model, Settings(seq=24, **settings), device)
     assert why in said
     assert found is None or (not found.checks and list(found.left_out.values()) == [said])
 
@@ -245,7 +245,7 @@ def test_it_is_for_the_reference(run: Any, against: str) -> None:
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
-class Modelled(Alive):
+class Modelled(StorageTracker):
     """Statistics of a model of torch's allocator, which gets what torch allocates on meta.
 
     extra: bytes of a block that is there from the beginning of every run.
@@ -287,7 +287,7 @@ class Modelled(Alive):
 
 
 @contextmanager
-def on_the_model(monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Iterator[Callable[..., Compared]]:
+def on_the_model(monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Iterator[Callable[..., MemoryComparison]]:
     """Compares a model's runs, or one with these settings, on a device without workspaces."""
     right = Graph.__init__
 
@@ -300,7 +300,7 @@ def on_the_model(monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Iterator[Ca
     with statistics:
         yield lambda target, seq=24, **settings: compare_on_gpu(
             load(target).model,
-            [Settings(seq=seq, **settings)] if settings else usual(load(target).model, 2, seq),
+            [Settings(seq=seq, **settings)] if settings else default_runs(load(target).model, 2, seq),
             statistics,
             Runtime(0, 0),
         )
@@ -371,7 +371,7 @@ def test_the_grid_has_every_kind_of_run() -> None:
     grid = gpu_memory.CONFIGURATIONS
     assert len(grid) >= 20
     for name, run in grid.items():
-        assert not_shown(gpu_memory.spec_of(run), gpu_memory.settings_in(run), "cuda") == "", name
+        assert unsupported_reason(gpu_memory.spec_of(run), gpu_memory.settings_in(run), "cuda") == "", name
     for kind in ("dense", "moe", "recompute", "lora", "prefill", "decode"):
         assert sum(name.startswith(kind) for name in grid) >= 2, kind
     assert {run.settings.get("optimizer", "adamw") for run in grid.values()} >= {"adamw", "sgd", "adafactor", "muon"}

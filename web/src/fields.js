@@ -1,14 +1,14 @@
-// Controls of the panels further down, each of one setting of run.js.
+// Controls of the panels further down, each of one setting of training_settings.js.
 import { h } from "./dom.js";
 import { integer } from "./format.js";
-import { FIELDS, options } from "./run.js";
+import { FIELDS, options } from "./training_settings.js";
 import { commandLine } from "./shell.js";
 import { state, target } from "./state.js";
 
 let styled = null;
 /** Loads the panels' own look, once. */
 export function style() {
-  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: "run.css", onload: resolve, onerror: resolve })));
+  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: "training_settings.css", onload: resolve, onerror: resolve })));
   return styled;
 }
 

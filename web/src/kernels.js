@@ -1,6 +1,6 @@
 // The attention of training where nobody can have flash: eager goes on in its place, until another model is shown.
 import { h } from "./dom.js";
-import { same } from "./run.js";
+import { same } from "./training_settings.js";
 import { state } from "./state.js";
 
 let instead = null; // {model, why}: the model that flash does not take, and the reason

@@ -1,7 +1,7 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
 import { $, h } from "./dom.js";
 import { config } from "./hub.js";
-import { later } from "./later.js";
+import { lazyPanel } from "./lazy_panel.js";
 import * as architecture from "./panels/architecture.js";
 import * as cards from "./panels/cards.js";
 import * as command from "./panels/command.js";
@@ -15,7 +15,7 @@ import { SERIES } from "./palette.js";
 import { ask, ready, Refused, times } from "./python.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
 
-const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, later("training"), later("cluster"), later("shape"), later("presets")];
+const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build

@@ -4,7 +4,7 @@
 // with an @ (the page fetches the config again), and a pasted config is the config itself, compressed.
 
 import { LARGEST_CONFIG, readBytes } from "./bounded.js";
-import { linked, starts, unlinked } from "./run.js";
+import { linked, starts, unlinked } from "./training_settings.js";
 
 export const MOST = 4; // models beside one another
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from ...plots.figure import format_of, rendered
-from ..output import writable, written
+from ...plots.figure import figure_bytes, format_of
+from ..output import check_writable, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def picture_file(path: Path) -> Path:
     """The same path. One that cannot be written is refused before anything is computed."""
     format_of(path)
-    writable(path, "--output")
+    check_writable(path, "--output")
     return path
 
 
@@ -31,5 +31,5 @@ Picture: TypeAlias = Annotated[
 
 def write(figure: Figure, output: Path) -> None:
     """Writes a picture, whole or not at all, in the format of the file's suffix."""
-    with written(output, "--output") as out:
-        out.buffer.write(rendered(figure, format_of(output)))
+    with write_whole(output, "--output") as out:
+        out.buffer.write(figure_bytes(figure, format_of(output)))

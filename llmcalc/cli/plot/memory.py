@@ -8,7 +8,7 @@ from ...device_memory.settings import Settings
 from ...optional import included
 from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
-from ...sources.hardware import find_each
+from ...sources.hardware import find_all
 from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers
 from ..run_options import CublasWorkspace, takes_settings
@@ -44,7 +44,7 @@ def command(
         preset=reading.load(target, include),
         settings=settings,
         include=include,
-        accelerators=tuple(find_each(hardware or ())),
+        accelerators=tuple(find_all(hardware or ())),
         workspace=cublas_workspace,
     )
     write(memory_picture(question), output)

@@ -4,7 +4,7 @@
 and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_config`, `named` the names of `--quantize`.
 """
 
-from .base import PARTS, Parts, QuantizedSize, Scheme, quantized
+from .base import PARTS, Parts, QuantizedSize, Scheme, quantized_size
 from .config import scheme_of_config
 from .named import COMMON, GROUPS, scheme_named
 
@@ -15,7 +15,7 @@ __all__ = [
     "Parts",
     "QuantizedSize",
     "Scheme",
-    "quantized",
+    "quantized_size",
     "scheme_named",
     "scheme_of_config",
 ]

@@ -19,7 +19,7 @@ from ...ops import ParamTensor
 from ...optional import TOWERS
 from ...units import DTYPE_BITS, bits_to_bytes
 
-MOST_TAKEN_APART = 1000
+MOST_LAYERS = 1000
 """Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
 
 
@@ -68,7 +68,7 @@ def plain(elements: Number, dtype: str) -> Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class WeightSite:
     """One tensor of one layer.
 
     path: path of its module, as in the reference model.
@@ -96,27 +96,27 @@ class Site:
         return self.path.rpartition(".")[2]
 
 
-def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[Site]:
+def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
     """Yields every trainable tensor, layer by layer, in the order of the tree; a tied one once."""
-    yield from _below(tree.place(), Site("", "", ParamTensor((), "vector"), 1, None, tree), include)
+    yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
-def _below(place: Place, here: Site, include: frozenset[str]) -> Iterator[Site]:
+def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
     """Yields the tensors below a node. here: the site of the node itself, whose tensor is ignored."""
     for below in place.children():
         child = below.node
         if child.optional and child.optional not in include:
             continue
-        where = f"{here.path}.{child.name}" if here.path else child.name
+        where = f"{site.path}.{child.name}" if site.path else child.name
         if child.indices is None:
-            copies: Iterable[tuple[str, Number, int | None]] = [(where, times(here.times, child.repeat), here.layer)]
+            copies: Iterable[tuple[str, Number, int | None]] = [(where, times(site.times, child.repeat), site.layer)]
         else:
-            copies = [(f"{where}.{i}", here.times, i) for i in child.indices]
-        for at, many, which in copies:
-            there = Site(at, below.kind, here.tensor, many, which, place.node, below.optional)
+            copies = [(f"{where}.{i}", site.times, i) for i in child.indices]
+        for path, count, layer in copies:
+            there = WeightSite(path, below.kind, site.tensor, count, layer, place.node, below.optional)
             if below.use is not None:
                 yield from (replace(there, tensor=tensor) for tensor in below.use.tensors())
-            yield from _below(below, there, include)
+            yield from _sites_below(below, there, include)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Scheme:
         """Whether it treats a tensor by the name of its module."""
         return False
 
-    def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
+    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         """Yields each tensor with the bytes that one copy of it takes.
 
         dtype: number format of unconverted tensors.
@@ -168,7 +168,7 @@ class QuantizedSize:
         return self.by_part.total
 
 
-def quantized(
+def quantized_size(
     spec: ModelSpec,
     scheme: Scheme,
     dtype: str = "bfloat16",
@@ -185,24 +185,27 @@ def quantized(
     """
     total, by_component = Parts(), dict[str, Parts]()
     deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(deepest, int) and deepest > MOST_TAKEN_APART:
+    if isinstance(deepest, int) and deepest > MOST_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_TAKEN_APART}"
+            f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     tree = spec.tree()
-    found = list(sites(tree, include))
+    weight_sites = list(sites(tree, include))
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
-        found = [replace(site, names=names(site.path)) for site in found]
-    text, towers = [s for s in found if s.optional != TOWERS.name], [s for s in found if s.optional == TOWERS.name]
+        weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
+    text, towers = (
+        [s for s in weight_sites if s.optional != TOWERS.name],
+        [s for s in weight_sites if s.optional == TOWERS.name],
+    )
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
     beside = ((site, plain(site.tensor.size, dtype)) for site in towers)
-    for site, each in chain(scheme.store(spec, text, dtype), beside):
-        stored = each * site.times
+    for site, parts in chain(scheme.store(spec, text, dtype), beside):
+        stored = parts * site.times
         total += stored
         by_component[site.kind] = by_component.get(site.kind, Parts()) + stored
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, by_component)

@@ -7,14 +7,14 @@ The layouts are in `formats`. compressed-tensors: compressors/*, quantization/li
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import InputError, shown
 from .base import Scheme
 from .fields import Fields
 from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt
 from .linear import Group, LinearScheme
-from .patterns import Named
+from .patterns import ModuleList
 
 FORMATS = (
     "pack-quantized",
@@ -41,13 +41,13 @@ def compressed_tensors(c: Fields) -> Scheme:
         raise c.wrong("config_groups", None, "a table of groups")
     groups, labels = [], []
     for name in groups_table.data:
-        one = groups_table.table(name)
-        if one is None:
+        table = groups_table.table(name)
+        if table is None:
             raise groups_table.wrong(name, None, "how a group of modules is quantised")
-        group, label = _group(one, overall)
+        group, label = _group(table, overall)
         groups.append(group)
         labels.append(label)
-    kept = Named(c.texts("ignore"), "compressed-tensors", "ignore")
+    excluded = ModuleList(c.texts("ignore"), "compressed-tensors", "ignore")
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
@@ -62,7 +62,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         tuple(groups),
         head=True,
         everywhere=True,
-        kept=kept,
+        kept=excluded,
     )
 
 
@@ -76,7 +76,7 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
         raise c.wrong("weights", None, "how weights are quantised")
     if not targets:
         raise c.wrong("targets", targets, "module names or Linear")
-    named = None if "Linear" in targets else Named(targets, "compressed-tensors", "targets")
+    named = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
     stored, label = _format(weights, layout, _static(inputs))
     return Group(stored, named), label
 
@@ -95,15 +95,32 @@ def _static(inputs: Fields | None) -> Static:
     return Static() if dynamic is True else Static(1, 0 if symmetric else 1)
 
 
-def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
+class _Weights(NamedTuple):
+    """The checked fields of a group's `weights`.
+
+    fields: the table, for errors.
+    layout: storage format, one of `FORMATS`.
+    bits: bits per weight.
+    group: columns that share a scale; None for a whole row.
+    blocks: (rows, columns) that share a scale; None without blocks.
+    """
+
+    fields: Fields
+    layout: str
+    kind: str
+    bits: Any
+    group: int | None
+    blocks: tuple[int, int] | None
+    strategy: str
+    symmetric: bool
+
+
+def _weights(w: Fields, layout: Any) -> _Weights:
+    """Reads and checks the fields of `weights` that all formats share."""
     w.ignore(*ARGUMENTS)
     w.must("dynamic", False, None)
-    kind, bits, group, symmetric = (
-        w.get("type", "int"),
-        w.get("num_bits"),
-        w.group("group_size"),
-        w.get("symmetric", True),
-    )
+    kind, bits, group = w.get("type", "int"), w.get("num_bits"), w.group("group_size")
+    symmetric = w.get("symmetric", True)
     strategy = w.get("strategy") or ("tensor" if group is None else "group")
     blocks = w.pair("block_structure")
     w.all_read()
@@ -112,43 +129,66 @@ def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
     w.one_of("type", kind, "int", "float")
     if strategy in ("group", "tensor_group") and group is None:
         raise w.wrong("group_size", group, "a positive whole number for that strategy")
-    if layout is None or not isinstance(layout, str) or layout not in FORMATS:
+    if not isinstance(layout, str) or layout not in FORMATS:
         raise w.wrong("format", layout, "one of " + ", ".join(FORMATS))
-    if kind == "float" and bits == 4:
-        w.one_of("symmetric", symmetric, True)
-        if strategy == "tensor_group" and layout == "nvfp4-pack-quantized":
-            return FP4(group or 16, 1, static.scales), "nvfp4"
-        if strategy == "group" and layout == "mxfp4-pack-quantized":
-            return FP4(group or 32, 0), "mxfp4-linear"
-        raise w.wrong(
-            "format",
-            layout,
-            "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats",
-        )
-    if kind == "float":
-        w.one_of("num_bits", bits, 8)
-        w.one_of("symmetric", symmetric, True)
-        w.one_of("strategy", strategy, "tensor", "channel", "block", "group")
-        if strategy == "block" and blocks is None:
-            raise w.wrong("block_structure", blocks, "two positive whole numbers")
-        over: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
-        if strategy in ("block", "group"):
-            over = blocks if strategy == "block" and blocks is not None else (1, group or 32)
-        if layout == "mxfp8-quantized":
-            w.one_of("strategy", strategy, "group")
-        return FP8(over, 1 if layout == "mxfp8-quantized" else None, static.scales, static.zeros), "fp8"
-    if layout == "pack-quantized":
-        w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-        w.one_of("strategy", strategy, "tensor", "channel", "group")
-        indexed = w.get("actorder") in ("group", True)
-        packed = PackedInt(bits, group if strategy == "group" else None, symmetric, indexed, whole=strategy == "tensor")
-        return packed, f"w{bits}a16" + (f"-g{group}" if strategy == "group" else "")
-    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)  # each code takes one byte
-    w.one_of("strategy", strategy, "channel", "tensor", "group")
-    shared: int | Whole = (
-        "tensor" if strategy == "tensor" else "row" if strategy == "channel" or group is None else group
-    )
-    return WholeInt(shared, symmetric, static), f"w{bits}a8" if bits != 8 else "w8a8"
+    return _Weights(w, layout, kind, bits, group, blocks, strategy, symmetric)
+
+
+def _format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
+    """Returns the storage format of a group of modules, and its label."""
+    weights = _weights(table, layout)
+    if weights.kind == "float":
+        return _fp4(weights, static) if weights.bits == 4 else _fp8(weights, static)
+    return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static)
+
+
+def _fp4(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+    weights.fields.one_of("symmetric", weights.symmetric, True)
+    match weights.strategy, weights.layout:
+        case "tensor_group", "nvfp4-pack-quantized":
+            return FP4(weights.group or 16, 1, static.scales), "nvfp4"
+        case "group", "mxfp4-pack-quantized":
+            return FP4(weights.group or 32, 0), "mxfp4-linear"
+    expected = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
+    raise weights.fields.wrong("format", weights.layout, expected)
+
+
+def _fp8(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+    w, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
+    w.one_of("num_bits", weights.bits, 8)
+    w.one_of("symmetric", weights.symmetric, True)
+    w.one_of("strategy", strategy, "tensor", "channel", "block", "group")
+    over: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
+    if strategy == "group":
+        over = (1, weights.group or 32)
+    if strategy == "block":
+        if weights.blocks is None:
+            raise w.wrong("block_structure", weights.blocks, "two positive whole numbers")
+        over = weights.blocks
+    if microscaling:
+        w.one_of("strategy", strategy, "group")
+    return FP8(over, 1 if microscaling else None, static.scales, static.zeros), "fp8"
+
+
+def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
+    w, bits, strategy = weights.fields, weights.bits, weights.strategy
+    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    w.one_of("strategy", strategy, "tensor", "channel", "group")
+    group = weights.group if strategy == "group" else None
+    indexed = w.get("actorder") in ("group", True)
+    packed = PackedInt(bits, group, weights.symmetric, indexed, whole=strategy == "tensor")
+    return packed, f"w{bits}a16" + ("" if group is None else f"-g{group}")
+
+
+def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+    """Returns the format in which each code has one byte."""
+    bits, strategy = weights.bits, weights.strategy
+    weights.fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    weights.fields.one_of("strategy", strategy, "channel", "tensor", "group")
+    over: int | Whole = "tensor" if strategy == "tensor" else "row"
+    if strategy == "group" and weights.group is not None:
+        over = weights.group
+    return WholeInt(over, weights.symmetric, static), f"w{bits}a8"
 
 
 def modelopt(c: Fields) -> Scheme:
@@ -157,14 +197,14 @@ def modelopt(c: Fields) -> Scheme:
     algorithm = c.get("quant_algo")
     remarks = (KV,) if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else ()
     names = c.texts("ignore", "exclude_modules")
-    kept = Named(names, "modelopt", "ignore")
+    excluded = ModuleList(names, "modelopt", "ignore")
     if algorithm == "NVFP4":
         group = c.group("group_size", 16)
         return LinearScheme(
-            "nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=kept
+            "nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=excluded
         )
     if algorithm == "FP8":
         return LinearScheme(
-            "fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=kept
+            "fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=excluded
         )
     raise InputError(f"quantization_config: quant_algo: {shown(algorithm)}; expected NVFP4 or FP8")

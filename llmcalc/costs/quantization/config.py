@@ -18,7 +18,7 @@ from .fields import Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
 from .linear import Group, LinearScheme
 from .mlx import mlx
-from .patterns import Named
+from .patterns import ModuleList
 
 WITHOUT = "--quantize none counts without it"
 
@@ -39,7 +39,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         return None
     if not isinstance(table, dict):
         raise InputError(f"quantization_config: {type(table).__name__}; expected a table of fields ({WITHOUT})")
-    method = table.get("quant_method", _unnamed(table))
+    method = table.get("quant_method", _method_without_name(table))
     if not isinstance(method, str) or method not in METHODS:
         known = ", ".join(METHODS)
         near = suggest(method, list(METHODS)) if isinstance(method, str) else ""
@@ -56,25 +56,25 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     return scheme
 
 
-def _unnamed(table: Mapping[str, Any]) -> str | None:
+def _method_without_name(table: Mapping[str, Any]) -> str | None:
     """Returns the method of a config without `quant_method`: an early bitsandbytes config, or one of mlx-lm."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"
     return "mlx" if "group_size" in table and "bits" in table else None
 
 
-def _kept(c: Fields, *names: str) -> Named:
-    return Named(c.texts(*names), field=names[0])
+def _excluded_modules(c: Fields, *names: str) -> ModuleList:
+    return ModuleList(c.texts(*names), field=names[0])
 
 
-def _every(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
+def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     """Returns the scheme as `transformers` applies it: every `nn.Linear` except those in the config's list.
 
     names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
     it.
     """
     listed = any(c.get(name) is not None for name in names)
-    return replace(scheme, head=listed, everywhere=True, kept=_kept(c, *names))
+    return replace(scheme, head=listed, everywhere=True, kept=_excluded_modules(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
@@ -86,9 +86,9 @@ def _fp8(c: Fields) -> Scheme:
     c.one_of("scale_fmt", scale, "float", "ue8m0", None)
     c.one_of("expert_dtype", experts, "fp8", "fp4")
     c.must("modules_to_convert", None)
-    each = 1 if scale == "ue8m0" else 4
-    one = FP8(block or "tensor", each if block else 4, 1 if scheme == "static" else 0)
-    of_experts = FP4(32, scale_bytes=each, static=one.static) if experts == "fp4" else None
+    scale_bytes = 1 if scale == "ue8m0" else 4
+    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
+    expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
     remarks = (
         ("scales in one byte, as transformers stores ue8m0; DeepSeek-V3.1 checkpoints store them in fp32",)
         if scale == "ue8m0" and block
@@ -96,9 +96,9 @@ def _fp8(c: Fields) -> Scheme:
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
-    return _every(
+    return _every_linear(
         c,
-        LinearScheme(label, source, remarks, (Group(one, experts=of_experts),)),
+        LinearScheme(label, source, remarks, (Group(linear_format, experts=expert_format),)),
         "modules_to_not_convert",
         "ignored_layers",
     )
@@ -106,7 +106,7 @@ def _fp8(c: Fields) -> Scheme:
 
 def _fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
-    return _every(
+    return _every_linear(
         c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
     )
 
@@ -142,11 +142,11 @@ def _awq(c: Fields) -> Scheme:
     c.one_of("version", layout, "gemm")
     group = c.group("group_size", 128)
     return LinearScheme(
-        f"awq-int4{_g(group)}",
+        f"awq-int4{_group_suffix(group)}",
         named.AWQ_SOURCE,
         (),
         (Group(AWQ(group)),),
-        kept=Named(c.texts("modules_to_not_convert"), "awq"),
+        kept=ModuleList(c.texts("modules_to_not_convert"), "awq"),
     )
 
 
@@ -191,7 +191,7 @@ def _gptq(c: Fields) -> Scheme:
     head = c.get("lm_head", False)
     c.one_of("lm_head", head, False, True)
     inner = c.get("modules_in_block_to_quantize")
-    some = None
+    listed = None
     if inner is not None:
         names: list[Any] = (
             [name for row in inner for name in (row if isinstance(row, list) else [row])]
@@ -200,10 +200,18 @@ def _gptq(c: Fields) -> Scheme:
         )
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", inner, "lists of module names")
-        some = Named(names, field="modules_in_block_to_quantize")
-    groups, kept = (*_dynamic(c, bits, group), Group(GPTQ(bits, group), some)), _kept(c, "modules_to_not_convert")
+        listed = ModuleList(names, field="modules_in_block_to_quantize")
+    groups, excluded = (
+        (*_dynamic(c, bits, group), Group(GPTQ(bits, group), listed)),
+        _excluded_modules(c, "modules_to_not_convert"),
+    )
     return LinearScheme(
-        f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (named.ZERO_BIASES,), groups, head=head, kept=kept
+        f"gptq-int{bits}{_group_suffix(group)}",
+        named.GPTQ_SOURCE,
+        (named.ZERO_BIASES,),
+        groups,
+        head=head,
+        kept=excluded,
     )
 
 
@@ -216,7 +224,7 @@ def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
     for name in rules.data if rules is not None else ():
         rule = rules.table(name) if rules is not None else None
         pattern = name.removeprefix("-:").removeprefix("+:")
-        named = Named([f"re:{pattern}"], "compressed-tensors", "dynamic")
+        named = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
         if name.startswith("-:"):
             yield Group(None, named)
             continue
@@ -237,20 +245,22 @@ def _bitsandbytes(c: Fields) -> Scheme:
     c.ignore("_load_in_4bit", "_load_in_8bit")
     c.must("llm_int8_has_fp16_weight", False, absent=False)
     kind, double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
-    if four is eight or any(type(one) not in (bool, type(None)) for one in (four, eight)):
+    if four is eight or any(type(flag) not in (bool, type(None)) for flag in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     if eight:
-        return _every(
+        return _every_linear(
             c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
     c.one_of("bnb_4bit_use_double_quant", double, False, True)
-    return _every(c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules")
+    return _every_linear(
+        c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules"
+    )
 
 
 def _mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), kept=_kept(c, "modules_to_not_convert"))
+    return replace(named.mxfp4("mxfp4"), kept=_excluded_modules(c, "modules_to_not_convert"))
 
 
 def _bitnet(c: Fields) -> Scheme | None:
@@ -260,18 +270,20 @@ def _bitnet(c: Fields) -> Scheme | None:
     c.one_of("quantization_mode", mode, "offline", "online")
     c.one_of("linear_class", linear, "bitlinear", "autobitlinear")
     c.must("use_rms_norm", False, absent=False)
-    scheme = _every(c, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert")
+    scheme = _every_linear(
+        c, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert"
+    )
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
 def _eetq(c: Fields) -> Scheme:
     c.must("weights", "int8", absent="int8")
-    return _every(
+    return _every_linear(
         c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
     )
 
 
-def _g(group: int | None) -> str:
+def _group_suffix(group: int | None) -> str:
     return "" if group is None else f"-g{group}"
 
 

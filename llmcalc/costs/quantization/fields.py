@@ -41,7 +41,7 @@ class Fields:
         return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
 
     def one_of(self, name: str, value: Any, *allowed: Any) -> None:
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
 
     def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
@@ -55,7 +55,7 @@ class Fields:
             if value is None:
                 continue
             if not isinstance(value, list) or any(
-                not isinstance(one, str) or not one or len(one) > 500 for one in value
+                not isinstance(text, str) or not text or len(text) > 500 for text in value
             ):
                 raise self.wrong(name, value, "a list of module names")
             return value

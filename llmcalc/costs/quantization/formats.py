@@ -74,7 +74,7 @@ class FP8(LinearFormat):
     static_zeros: int = 0
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        one = plain_bytes if self.scale_bytes is None else self.scale_bytes
+        scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
             rows, columns = self.over
             scales = ceil_div(n_out, rows) * ceil_div(n_in, columns)
@@ -82,14 +82,14 @@ class FP8(LinearFormat):
             scales = n_out if self.over == "row" else 1
         return Parts(
             weights=n_out * n_in,
-            scales=scales * one,
+            scales=scales * scale_bytes,
             other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
         )
 
     def describe(self) -> str:
-        each = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
+        scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
         over = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
-        return f"fp8, one scale ({each}) per {over}"
+        return f"fp8, one scale ({scale_format}) per {over}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +244,17 @@ class WholeInt(LinearFormat):
         scales: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
             scales = n_out * ceil_div(n_in, self.over)
-        one = plain_bytes if self.scale_bytes is None else self.scale_bytes
+        scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         return Parts(
-            n_out * n_in, scales * one, 0 if self.symmetric else scales, self.static.scales * one + self.static.zeros
+            n_out * n_in,
+            scales * scale_bytes,
+            0 if self.symmetric else scales,
+            self.static.scales * scale_bytes + self.static.zeros,
         )
 
     def describe(self) -> str:
-        each = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        return f"int8, one scale ({each}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
+        scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
+        return f"int8, one scale ({scale_format}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
 
 
 @dataclass(frozen=True, slots=True)

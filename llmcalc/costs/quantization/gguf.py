@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, Site, plain, sites
+from .base import Parts, Scheme, WeightSite, plain, sites
 from .blocks import BLOCKS
 
 MIXES = {
@@ -65,9 +65,9 @@ class GGUFMix(Scheme):
     imatrix: bool = False
     fused: bool = False
 
-    def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
-        model = self._rules(spec, found)
-        for site in found:
+    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
+        model = self._rules(spec, weight_sites)
+        for site in weight_sites:
             yield site, model.parts(site)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
@@ -76,33 +76,33 @@ class GGUFMix(Scheme):
         Its F32 count has only the parameters.
         """
         counts: dict[str, int] = {}
-        found = list(sites(spec.tree()))
-        model = self._rules(spec, found)
-        for site in found:
+        weight_sites = list(sites(spec.tree()))
+        model = self._rules(spec, weight_sites)
+        for site in weight_sites:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
                 continue  # fused with q_proj
             for kind in model.types(site):
                 counts[kind] = counts.get(kind, 0) + 1
         return counts
 
-    def _rules(self, spec: ModelSpec, found: list[Site]) -> _Model:
+    def _rules(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
         """Returns the rules for a model; raises `InputError` for a model that they do not support."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
                 "decoder or an encoder"
             )
-        more = next((site.optional for site in found if site.optional), "")
+        more = next((site.optional for site in weight_sites if site.optional), "")
         if more:
             raise InputError(
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[more].option}"
             )
-        if not all(isinstance(axis, int) for site in found for axis in (*site.tensor.shape, site.times)):
+        if not all(isinstance(axis, int) for site in weight_sites for axis in (*site.tensor.shape, site.times)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )
-        return _Model(self, spec, found)
+        return _ModelRules(self, spec, weight_sites)
 
     def notes(self) -> list[str]:
         with_matrix = ", with an importance matrix" if self.imatrix else ""
@@ -126,47 +126,47 @@ class GGUFMix(Scheme):
         return "float32"
 
 
-class _Model:
+class _ModelRules:
     """The facts of a model that the rules use: depth, experts, query groups, and the order of its tensors."""
 
-    def __init__(self, mix: GGUFMix, spec: ModelSpec, found: list[Site]) -> None:
+    def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
         self.mix, self.layers = mix, spec.main.num_hidden_layers
         ordered = sorted(
-            found, key=lambda site: -1 if site.layer is None else site.layer
+            weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
-        self.values = _numbered(_module(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
-        self.downs = _numbered(site.path for site in ordered if _category(site) == "ffn_down")
+        self.values = _order_of(_parent_path(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
+        self.downs = _order_of(site.path for site in ordered if _category(site) == "ffn_down")
         self.experts = next(
-            (site.tensor.shape[0] for site in found if site.kind == "experts" and len(site.tensor.shape) == 3), 0
+            (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_category(site) == "output" for site in found)
-        self.gqa = _grouped(found)
+        self.tied = not any(_category(site) == "output" for site in weight_sites)
+        self.gqa = _query_groups(weight_sites)
 
-    def category(self, site: Site) -> str:
+    def category(self, site: WeightSite) -> str:
         """The category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
         category = _category(site)
         if site.name in ("q_proj", "k_proj", "v_proj") and category:
-            beside = {child.name for child in site.parent.children}
-            fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= beside
+            siblings = {child.name for child in site.parent.children}
+            fused = site.kind == "attention" and self.mix.fused and {"q_proj", "k_proj", "v_proj"} <= siblings
             return "attn_qkv" if fused or _gated_delta(site) else category
         return category
 
-    def parts(self, site: Site) -> Parts:
+    def parts(self, site: WeightSite) -> Parts:
         """Bytes of one tensor, or of the two tensors that the file has for it."""
         total = Parts()
-        for kind, (rows, columns) in zip(self.types(site), _held_as(site), strict=True):
-            total += _stored(rows * columns, kind)
+        for kind, (rows, columns) in zip(self.types(site), _file_shapes(site), strict=True):
+            total += _type_bytes(rows * columns, kind)
         return total
 
-    def types(self, site: Site) -> list[str]:
+    def types(self, site: WeightSite) -> list[str]:
         """The type of each tensor that the file has for one tensor."""
         category = self.category(site)
         if category in ("", "kept"):
-            return ["F16" if category else "F32"] * len(_held_as(site))
+            return ["F16" if category else "F32"] * len(_file_shapes(site))
         wanted = self._type(category, site)
-        return [self._fitting(wanted, columns, site) for _, columns in _held_as(site)]
+        return [self._fitting(wanted, columns, site) for _, columns in _file_shapes(site)]
 
-    def _type(self, category: str, site: Site) -> str:
+    def _type(self, category: str, site: WeightSite) -> str:
         """The mix's type for one tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
@@ -176,7 +176,7 @@ class _Model:
         if mix == "MXFP4_MOE":
             return "MXFP4" if len(site.tensor.shape) == 3 or site.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._values(mix, default, self.values[_module(site)])
+            return self._values(mix, default, self.values[_parent_path(site)])
         if category == "attn_k":
             return "Q8_0" if self.experts == 8 else default
         if category == "ffn_down":
@@ -202,7 +202,7 @@ class _Model:
             kind = "Q5_K"
         return "Q8_0" if self.experts == 8 else kind
 
-    def _down(self, mix: str, default: str, site: Site) -> str:
+    def _down(self, mix: str, default: str, site: WeightSite) -> str:
         n = self.layers
         i = site.layer if self.experts > 1 and site.layer is not None else self.downs[site.path]
         if mix == "Q2_K":
@@ -220,7 +220,7 @@ class _Model:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
-    def _fitting(self, kind: str, columns: int, site: Site) -> str:
+    def _fitting(self, kind: str, columns: int, site: WeightSite) -> str:
         """The type, or its fallback if `columns` is not a multiple of the type's block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
@@ -239,12 +239,12 @@ class _Model:
         return other if columns % BLOCKS[other][0] == 0 else "F16"
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
+def _order_of(names: Iterable[str]) -> dict[str, int]:
     """Distinct name → the number of distinct names before it."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _module(site: Site) -> str:
+def _parent_path(site: WeightSite) -> str:
     """The path of the parent module of a linear layer."""
     return site.path.rpartition(".")[0]
 
@@ -257,7 +257,7 @@ def _more_bits(i: int, n: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _category(site: Site) -> str:
+def _category(site: WeightSite) -> str:
     """The category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
@@ -267,55 +267,59 @@ def _category(site: Site) -> str:
         return "token_embd"
     if site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
-    beside = {child.name for child in site.parent.children}
+    siblings = {child.name for child in site.parent.children}
     if (
         kind == "streams"
         or site.path == "per_layer_embedding.projection"
-        or {"left", "right"} <= beside
+        or {"left", "right"} <= siblings
         or site.tensor.shape[0] == 1
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
     if ".indexer." in site.path:
         return (
-            "other" if "weights_proj" in beside else "kept"
+            "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
     if kind == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
     if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
     if kind == "attention" or (
-        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= beside and not _gated_delta(site)
+        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _gated_delta(site)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
-def _gated_delta(site: Site) -> bool:
+def _gated_delta(site: WeightSite) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are one tensor `attn_qkv` in every file."""
     return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
         child.name for child in site.parent.children
     }
 
 
-def _grouped(found: list[Site]) -> Number:
+def _query_groups(weight_sites: list[WeightSite]) -> Number:
     """Query heads per key/value head in the first layer (n_gqa).
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
     """
     with_keys = [
-        site for site in found if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
+        site
+        for site in weight_sites
+        if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
     ]
     if not with_keys:
         return 1
-    site = min(with_keys, key=lambda one: -1 if one.layer is None else one.layer)
+    site = min(with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
     core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
-    if core is None or (site.layer and not any(_gated_delta(one) for one in found if one.layer == 0)):
+    if core is None or (
+        site.layer and not any(_gated_delta(candidate) for candidate in weight_sites if candidate.layer == 0)
+    ):
         return 1 if core is None else 0
     return core.heads * core.qk_dim // site.tensor.shape[0]
 
 
-def _held_as(site: Site) -> list[tuple[Number, Number]]:
+def _file_shapes(site: WeightSite) -> list[tuple[Number, Number]]:
     """(rows, columns) of each tensor that the file has for one tensor."""
     shape = site.tensor.shape
     core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
@@ -335,7 +339,7 @@ def _held_as(site: Site) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _stored(elements: int, kind: str) -> Parts:
+def _type_bytes(elements: int, kind: str) -> Parts:
     """Bytes of a number of elements, which is a multiple of the type's block."""
     if kind in PLAIN:
         return plain(elements, PLAIN[kind])

@@ -22,19 +22,19 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, Site, plain
+from .base import Parts, Scheme, WeightSite, plain
 from .formats import LinearFormat
-from .patterns import Named
+from .patterns import ModuleList
 
 Scope: TypeAlias = Literal["linear", "experts"]
 
 HEADS = ("lm_head", "classifier")
 """Components with the linear layers of the output."""
 
-KEPT = ("router", "residual", "mtp")
+NEVER_CONVERTED = ("router", "residual", "mtp")
 """Components that no scheme converts. `mtp` is the input projection of MTP modules (`eh_proj`), bf16 in DeepSeek-V3."""
 
-OUTSIDE = ("embedding", "pooler", *HEADS)
+OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 """Components outside of layers, which AutoAWQ and AutoGPTQ do not convert."""
 
 
@@ -48,7 +48,7 @@ class Group:
     """
 
     format: LinearFormat | None
-    named: Named | None = None
+    named: ModuleList | None = None
     experts: LinearFormat | None = None
 
 
@@ -68,25 +68,25 @@ class LinearScheme(Scheme):
     scope: Scope = "linear"
     head: bool = False
     everywhere: bool = False
-    kept: Named = field(default_factory=lambda: Named(()))
+    kept: ModuleList = field(default_factory=lambda: ModuleList(()))
 
     @property
     def reads_names(self) -> bool:
         return bool(self.kept.entries) or any(group.named is not None for group in self.groups)
 
-    def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
+    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         converted = False
-        for site in found:
+        for site in weight_sites:
             chosen = self._format(site)
             if chosen is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
             converted = True
             count, n_out, n_in = _matrices(site)
-            why = chosen.refuses(n_out, n_in)
-            if why:
+            reason = chosen.refuses(n_out, n_in)
+            if reason:
                 raise InputError(
-                    f"--quantize {self.label}: {site.path}: {why}; expected another scheme, or a model whose sizes "
+                    f"--quantize {self.label}: {site.path}: {reason}; expected another scheme, or a model whose sizes "
                     "it can hold"
                 )
             yield site, chosen.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
@@ -96,20 +96,22 @@ class LinearScheme(Scheme):
                 f"--quantize {self.label}: converts {what}, and this model has none; expected another scheme"
             )
 
-    def _format(self, site: Site) -> LinearFormat | None:
+    def _format(self, site: WeightSite) -> LinearFormat | None:
         """The format that a tensor is converted to; None if it stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
         single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
-        if site.tensor.role != "matrix" or site.kind in KEPT or not (experts or single):
+        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or single):
             return None
         output = site.kind in HEADS and site.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _beside(site) and not output)
+            or (not self.everywhere and _is_skipped(site) and not output)
             or site.names in self.kept
         ):
             return None
-        group = next((one for one in self.groups if one.named is None or site.names in one.named), None)
+        group = next(
+            (candidate for candidate in self.groups if candidate.named is None or site.names in candidate.named), None
+        )
         if group is None:
             return None
         return group.experts if experts and group.experts is not None else group.format
@@ -137,18 +139,18 @@ class LinearScheme(Scheme):
                 yield f"experts in {group.experts.describe()}"
 
 
-def _beside(site: Site) -> bool:
+def _is_skipped(site: WeightSite) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return site.name == "shared_expert_gate" or site.kind in OUTSIDE
+    return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
 
 
-def _grouped(site: Site) -> bool:
+def _grouped(site: WeightSite) -> bool:
     """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
     op = next((child.op for child in site.parent.children if child.name == site.name), None)
     return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrices(site: Site) -> tuple[Number, Number, Number]:
+def _matrices(site: WeightSite) -> tuple[Number, Number, Number]:
     """(number of matrices, rows, columns) of a tensor."""
     shape = site.tensor.shape
     if len(shape) == 2:

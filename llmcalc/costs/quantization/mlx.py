@@ -16,12 +16,12 @@ from ...algebra import Number, floor_div
 from ...errors import InputError
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, Site, plain
+from .base import Parts, Scheme, WeightSite, plain
 from .fields import Fields
 from .formats import FP4, FP8, INT32, LinearFormat
-from .patterns import Named
+from .patterns import ModuleList
 
-KNOWN = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
+ALWAYS_CONVERTED = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
 """Components that mlx-lm converts in every model. For routers and parts of a recurrence it depends on the class."""
 
 
@@ -33,15 +33,15 @@ class MLXAffine(LinearFormat):
     group: int
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        each = n_out * floor_div(n_in, self.group) * plain_bytes
-        return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=each, zeros=each)
+        scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
+        return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
 
 
 @dataclass(frozen=True)
-class Stored:
+class ModuleFormat:
     """The storage format of a module. group: a module is converted if its columns are a multiple of this number."""
 
     format: LinearFormat
@@ -56,24 +56,24 @@ class MLXScheme(Scheme):
     others: (modules, their format; None for unconverted) of the modules that the config lists.
     """
 
-    usual: Stored = Stored(MLXAffine(4, 64), 64)
-    others: tuple[tuple[Named, Stored | None], ...] = field(default=())
+    usual: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
+    others: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
 
     @property
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
-        for site in found:
-            one = self._of(site)
-            if one is None:
+    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
+        for site in weight_sites:
+            module_format = self._of(site)
+            if module_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
             *stack, n_out, n_in = site.tensor.shape
             count: Number = 1
             for axis in stack:
                 count = count * axis
-            yield site, one.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+            yield site, module_format.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         unused = [entry for named, _ in self.others for entry in named.entries if entry not in named.used]
         if unused:
             raise InputError(
@@ -81,7 +81,7 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _of(self, site: Site) -> Stored | None:
+    def _of(self, site: WeightSite) -> ModuleFormat | None:
         """The format of a tensor; None if it stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
@@ -89,7 +89,7 @@ class MLXScheme(Scheme):
         if site.tensor.role == "vector":
             return None
         other = next((stored for named, stored in self.others if site.names in named), self.usual)
-        if other is self.usual and site.kind not in KNOWN:
+        if other is self.usual and site.kind not in ALWAYS_CONVERTED:
             what = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {what}; expected an entry for it, or --quantize none, which counts without it"
@@ -109,30 +109,32 @@ class MLXScheme(Scheme):
 def mlx(c: Fields) -> Scheme:
     """Reads an mlx-lm table: its format, and the formats of the modules that it lists."""
     names = [name for name in c.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    usual, label = _stored(c)
-    others: dict[Stored | None, list[str]] = {}
+    usual, label = _module_format(c)
+    others: dict[ModuleFormat | None, list[str]] = {}
     for name in names:
         value: Any = c.get(name)
         inner = c.table(name) if isinstance(value, dict) else None
         if inner is None and not isinstance(value, bool):
             raise c.wrong(name, value, "how a module is stored, true or false")
-        own = usual if value is True else None if inner is None else _stored(inner)[0]
+        module_format = usual if value is True else None if inner is None else _module_format(inner)[0]
         if inner is not None:
             inner.all_read()
-        others.setdefault(own, []).append(name)
-    named = tuple((Named(entries, "compressed-tensors", "quantization"), stored) for stored, entries in others.items())
+        others.setdefault(module_format, []).append(name)
+    named = tuple(
+        (ModuleList(entries, "compressed-tensors", "quantization"), stored) for stored, entries in others.items()
+    )
     return MLXScheme(label, "mlx-lm", (), usual, named)
 
 
-def _stored(c: Fields) -> tuple[Stored, str]:
+def _module_format(c: Fields) -> tuple[ModuleFormat, str]:
     mode = c.get("mode", "affine")
     c.one_of("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if mode == "affine":
         bits, group = c.get("bits", 4), c.group("group_size", 64) or 64
         c.one_of("bits", bits, 2, 3, 4, 5, 6, 8)
         c.one_of("group_size", group, 32, 64, 128)
-        return Stored(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
+        return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
     group = 16 if mode == "nvfp4" else 32
     c.must("group_size", group, absent=group)
     c.must("bits", 8 if mode == "mxfp8" else 4, absent=8 if mode == "mxfp8" else 4)
-    return Stored(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"
+    return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"

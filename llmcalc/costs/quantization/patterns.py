@@ -47,7 +47,7 @@ MOST_ENTRIES = 5000
 ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
-class Named:
+class ModuleList:
     """The modules that a list names; it also remembers which entries matched.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
@@ -92,7 +92,7 @@ class Named:
             boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(text) or _ways(text) > MOST_WAYS:
+        if REPEATED_GROUP.search(text) or _match_ways(text) > MOST_WAYS:
             raise InputError(
                 f"quantization_config.{field}: '{entry[:60]}' repeats a group or too much else; expected a pattern "
                 "that is quick to match"
@@ -129,12 +129,12 @@ class Named:
         return entry is not None
 
     def _texts(self, name: str) -> Iterator[str]:
-        """The plain entries that would match a name."""
+        """Yields the plain entries that would match a name."""
         yield name
         if self.rule != "compressed-tensors":
-            yield from _starts(name)
+            yield from _prefixes(name)
         if self.rule == "awq":
-            yield from _runs(name)
+            yield from _component_runs(name)
         if self.rule in ("transformers", "awq"):
             yield from (name[-length:] for length in self._lengths)
 
@@ -145,7 +145,7 @@ class Named:
 
 
 def _without_fusion(entry: str) -> Iterator[str]:
-    """An entry, and where it names a fused layer, what it means for the layers that are fused."""
+    """Yields an entry, and for a fused layer the entries of its parts."""
     yield entry
     for fused, several in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
@@ -153,20 +153,20 @@ def _without_fusion(entry: str) -> Iterator[str]:
             yield from (name.sub(single, entry) for single in several)
 
 
-def _ways(pattern: str) -> int:
+def _match_ways(pattern: str) -> int:
     """An upper bound on the number of ways in which a pattern may match, as a power of two."""
     rest, words = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", rest))
-    return words + rest.count("|") + optional + WAYS_TO_REPEAT * sum(rest.count(one) for one in "*+{")
+    return words + rest.count("|") + optional + WAYS_TO_REPEAT * sum(rest.count(sign) for sign in "*+{")
 
 
-def _runs(name: str) -> Iterable[str]:
+def _component_runs(name: str) -> Iterable[str]:
     """Every sequence of consecutive components of a path."""
     steps = name.split(".")
     return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 
 
-def _starts(name: str) -> Iterable[str]:
+def _prefixes(name: str) -> Iterable[str]:
     at = name.find(".")
     while at >= 0:
         yield name[:at]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, total
+from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, sum_over
 from ...ops import ParamTensor
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
@@ -22,7 +22,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Means of rows and of columns, or the whole second moment, and a step count."""
     sizes = {"row_var": _rows, "col_var": _columns, "variance": _whole}
     return {
-        **{name: bytes_of(total(tensors, size), dtype) for name, size in sizes.items()},
+        **{name: bytes_of(sum_over(tensors, size), dtype) for name, size in sizes.items()},
         "step": STEP_BYTES * count_of(tensors),
     }
 

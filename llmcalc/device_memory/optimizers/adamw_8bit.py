@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, ceil_div, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, total
+from ...costs.trained_tensors import TrainedTensor, sum_over
 from ...evidence import by_source
 from ...ops import ParamTensor
 from .record import COMPARISON, Optimizer, States
@@ -38,9 +38,9 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
     large is 1 for a tensor with 8-bit states and 0 for others.
     """
-    state = total(tensors, lambda t: _is_large(t) * t.size + 4 * (1 - _is_large(t)) * t.size)
-    scales = 4 * total(tensors, lambda t: _is_large(t) * ceil_div(t.size, BLOCK))
-    maps = 2 * 4 * MAP_ENTRIES * minimum(1, total(tensors, _is_large))
+    state = sum_over(tensors, lambda t: _is_large(t) * t.size + 4 * (1 - _is_large(t)) * t.size)
+    scales = 4 * sum_over(tensors, lambda t: _is_large(t) * ceil_div(t.size, BLOCK))
+    maps = 2 * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, _is_large))
     return {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, suggest
 from ...model import ModelSpec
-from ...sources.files import validated
+from ...sources.files import validate
 from ...sources.huggingface.parts import mixed
 
 Table = dict[str, Any]
@@ -126,7 +126,7 @@ def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
     args = OLD_DEBUG if old and family == "llama3" and plain == "debugmodel" else known[plain]
     builders: dict[str, Callable[[Any], Table]] = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}
     table = builders[family](args)
-    return validated(ModelSpec, table, where)
+    return validate(ModelSpec, table, where)
 
 
 def _swiglu(width: int) -> Table:

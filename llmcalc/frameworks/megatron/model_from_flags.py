@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ...sources.files import validated
+from ...sources.files import validate
 from ...sources.huggingface.parts import mixed
 from .arguments import flag_of
 from .settings import MegatronSettings
@@ -51,7 +51,7 @@ def model_of(s: MegatronSettings, where: str) -> ModelSpec:
     if s.positions != "learned_absolute" and s.max_position_embeddings is not None:
         table["max_position_embeddings"] = s.max_position_embeddings
     build = {"gpt": _gpt, "bert": _bert, "t5": _t5, "hybrid": _hybrid}[s.kind]
-    return validated(ModelSpec, {**table, **build(s)}, where)
+    return validate(ModelSpec, {**table, **build(s)}, where)
 
 
 def _norm(s: MegatronSettings) -> Table:

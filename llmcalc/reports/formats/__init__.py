@@ -35,8 +35,11 @@ def _markdown(report: Report, out: IO[str]) -> None:
 
 
 class Writer(NamedTuple):
-    """write: writes a report to a stream. warns_apart: whether warnings are printed apart from the answer, because the
-    format has no room for them. ascii: whether it holds ASCII alone, so that any program reads it the same.
+    """The writer of a format.
+
+    write: function that writes a report to a stream.
+    warns_apart: whether warnings are printed to standard error, because the format has no notes.
+    ascii: whether the format is written in ASCII only.
     """
 
     write: Callable[[Report, IO[str]], None]

@@ -1,4 +1,4 @@
-"""Tables for notebooks: HTML with the few styles that it needs in itself, in the colours of the page around it."""
+"""HTML tables for notebooks, with inline styles and the colours of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CELL = "padding:1px 10px;border:none;background:none"
 
 
 def html(report: Report) -> str:
-    """All tables of a report, one after the other."""
+    """Returns the HTML of all tables of a report."""
     return "\n".join(line for table in readable(report).tables for line in _table(table))
 
 

@@ -1,7 +1,7 @@
-"""Tables for a pipe or a file: what `table` draws, without colour and so without rich, whose import takes longer than
-counting.
+"""Tables for a pipe or a file, without colour.
 
-A test holds the two to the same text.
+The text is the same as that of `table`, which a test checks. It is written without rich, whose import takes longer than
+counting.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether no colour is wanted there (rich's rules) and every table has its natural width:
-    a column that folds is rich's business.
-    """
+    """Whether the stream wants no colour (by rich's rules) and no column has to be broken, which only rich does."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
 
 def width_of_terminal() -> int:
-    """Columns as rich finds them: COLUMNS, else those of a terminal at any standard stream, else 80."""
+    """Returns the width of the terminal as rich does: COLUMNS, else that of a standard stream, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
-            if stream is not None and (found := os.get_terminal_size(stream.fileno()).columns):
-                return found
+            if stream is not None and (columns_found := os.get_terminal_size(stream.fileno()).columns):
+                return columns_found
         except (AttributeError, ValueError, OSError):
             continue
     return 80
 
 
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
-    """Writes every table of the report. width: where notes are folded; by default the terminal's, or COLUMNS."""
+    """Writes every table of the report. width: columns at which notes are broken; default the terminal's."""
     width = width_of_terminal() if width is None else width
     report = readable(report)
     out.write(report.text)
@@ -54,21 +52,22 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
 
 def drawn(tables: Sequence[Table], width: int) -> list[Table]:
-    """The tables with bars of one scale, the longest that the width has room for, or without bars where it has none."""
+    """Returns the tables with bars of one scale, the longest that fits, or without bars if none fits."""
     lengths = [_length(table, width) for table in tables]
-    length = min((one for one in lengths if one), default=0)
+    length = min((bar_length for bar_length in lengths if bar_length), default=0)
     return [
-        _with_bars(table, length) if one else table.without_bars() for table, one in zip(tables, lengths, strict=True)
+        _with_bars(table, length) if bar_length else table.without_bars()
+        for table, bar_length in zip(tables, lengths, strict=True)
     ]
 
 
 def _length(table: Table, width: int) -> int:
-    """The most characters that a bar of the whole may have beside the other columns; 0 without room or bars."""
+    """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
     shares = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
     if not shares:
         return 0
-    room = width - len(INDENT) - sum(len(GAP) + one for one in _widths(_texts(table.without_bars())))
-    return next((one for one in LENGTHS if round(max(shares) * one) <= room), 0)
+    room = width - len(INDENT) - sum(len(GAP) + candidate for candidate in _widths(_texts(table.without_bars())))
+    return next((candidate for candidate in LENGTHS if round(max(shares) * candidate) <= room), 0)
 
 
 def _with_bars(table: Table, length: int) -> Table:
@@ -94,7 +93,7 @@ def _lines(table: Table, width: int) -> Iterator[str]:
 
 
 def line_count(table: Table, width: int) -> int:
-    """Lines of a table before its notes. A row that is wider than the screen breaks in a column that may."""
+    """Returns the number of lines of a table without its notes; wide rows are broken in columns that wrap."""
     table = table.without_bars()._replace(notes=())
     heading = len(list(_lines(table._replace(rows=()), width)))
     if not table.rows:
@@ -111,7 +110,7 @@ def line_count(table: Table, width: int) -> int:
 
 
 def _texts(table: Table) -> list[list[str]]:
-    """The heading and every row, as text."""
+    """Returns the cells of the heading and of every row, as text."""
     rows = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
     for row, cells in zip(table.rows, rows, strict=True):
         cells[0] = INDENT * row.depth + cells[0]
@@ -136,16 +135,15 @@ def _grid(table: Table) -> Iterator[str]:
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """What stands above or below a table.
-    hang: how much further in the lines after the first stand, so that one note ends where the next begins.
-    """
+    """Yields the lines of a text above or below a table. hang: further indent of the lines after the first."""
     for line in _wrapped(text, width - len(INDENT), hang):
         yield INDENT + line
 
 
 def _wrapped(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """Lines of at most `width`, broken between words, all but the first after `hang`. A word that is longer (a link)
-    stays whole, on a line of its own.
+    """Yields lines of at most `width`, broken between words; a longer word (a link) has a line of its own.
+
+    hang: indent of the lines after the first.
     """
     line = ""
     for word in re.findall(r"\s*\S+\s*", text):

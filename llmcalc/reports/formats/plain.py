@@ -1,4 +1,4 @@
-"""The formats for programs and for documents: JSON with raw integers, CSV with raw values, Markdown tables."""
+"""Writers of JSON with raw integers, CSV with raw values, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from ...characters import printable
 from ..document import Linked, Report, Shown, Table, cell_text, readable
 
 TARGET = "target"
-"""The first column of every CSV: what was asked for."""
+"""The first column of every CSV file: the TARGET of the row."""
 
 WITHIN = " / "
-"""Between the name of a part and those of the parts in it: in CSV no indentation tells what a row is a part of."""
+"""Separator of nested names in CSV, such as `layers / mlp`, where text has an indent."""
 
 
 def json(report: Report, out: IO[str]) -> None:
-    """One document, or a list of them for several targets; in ASCII, other characters escaped."""
+    """Writes one document, or a list of documents of several targets, in ASCII."""
     out.write(f"{json_text(report, indent=2)}\n")
 
 
 def json_text(report: Report, indent: int | None = None) -> str:
-    """The same as text; on one line without `indent`."""
+    """Returns the document as JSON text; on one line without `indent`."""
     import json as library
 
-    return library.dumps(report.document(), indent=indent, default=_listed)
+    return library.dumps(report.document(), indent=indent, default=_json_value)
 
 
-def _listed(value: Any) -> Any:
-    """A set as a sorted list, and anything else that JSON has not as text."""
+def _json_value(value: Any) -> Any:
+    """Returns a set as a sorted list, and any other value that JSON does not have as text."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def csv(report: Report, out: IO[str]) -> None:
-    """Raw values of one kind of table, that of the first, for every target: one heading line, `target` first.
+    """Writes the raw values of the tables with the first table's name and columns, after one heading line.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it.
+    The first column is `target`. A text that a spreadsheet would compute gets an apostrophe before it.
     """
     import csv as library
 
@@ -59,11 +59,11 @@ NO_FORMULA = re.compile(
     r"|[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?( ?%)?"  # a number
     r"|--[a-z][a-z-]*( -{0,2}[\w][\w.,:/=-]*)*"  # options and their values, `--tp 2 --lora 16`: names alone, no call
 )
-"""Texts that begin like a formula, and that no spreadsheet computes anything from."""
+"""Texts that begin like a formula but are not computed by a spreadsheet."""
 
 
 def _no_formula(value: Any) -> Any:
-    """A cell of a CSV file as a spreadsheet takes it for text (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    """Escapes a cell that a spreadsheet would compute (https://owasp.org/www-community/attacks/CSV_Injection)."""
     if isinstance(value, int | float):
         return value
     text = printable(str(value))
@@ -71,16 +71,16 @@ def _no_formula(value: Any) -> Any:
 
 
 def records(table: Table) -> list[dict[str, Any]]:
-    """The rows as dicts of raw values, None where a cell is empty; `target` first, as in CSV."""
+    """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key."""
     table = table.without_bars()
     keys = [column.key for column in table.columns]
-    found = [dict(zip(keys, cells, strict=True)) for cells in _cells(table)]
-    empty = [{key: None if value == "" else value for key, value in row.items()} for row in found]
+    rows = [dict(zip(keys, cells, strict=True)) for cells in _cells(table)]
+    empty = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
     return empty if keys[0] == TARGET else [{TARGET: table.target, **row} for row in empty]
 
 
 def _cells(table: Table) -> Iterator[list[Any]]:
-    """The rows, the first cell of each after those that it stands below: `layers / mlp`."""
+    """Yields the rows; the first cell of a nested row begins with its parents: `layers / mlp`."""
     above: list[str] = []
     for row in table.rows:
         first, *rest = (_raw(value) for value in row.cells)
@@ -89,7 +89,7 @@ def _cells(table: Table) -> Iterator[list[Any]]:
 
 
 def _raw(value: Any) -> Any:
-    """A value as CSV has it: nothing for none, and a whole number without a decimal point."""
+    """Returns a value for CSV: empty text for None, and a whole number without a decimal point."""
     if isinstance(value, Shown):
         value = value.value
     if value is None:
@@ -98,9 +98,7 @@ def _raw(value: Any) -> Any:
 
 
 def markdown(report: Report, out: IO[str]) -> None:
-    """GitHub-flavoured tables, numbers to the right. Every text is escaped (`escaped`), so that Markdown shows it as it
-    is.
-    """
+    """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escaped`)."""
     for i, table in enumerate(readable(report).tables):
         if i:
             out.write("\n")
@@ -123,9 +121,7 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
 
 
 APART = "&#8203;"
-"""A space without width. Between the characters of a mention or of an address it leaves their look and takes their
-meaning, on GitHub and elsewhere, where a backslash does not.
-"""
+"""Zero-width space. Inside a mention or an address it prevents a link, which a backslash does not on GitHub."""
 
 MARKUP = re.compile(
     r"(?P<mark>[\\`*~\[|]|(?<!\w)_++|_++(?!\w))"  # code, links, columns, emphasis (`_` is none within a word)
@@ -133,38 +129,38 @@ MARKUP = re.compile(
     r"|(?P<reference>@|#(?=\d)|gh-(?=\d)|/(?=/)|www(?=\.)|:(?=[\w+-]+:))",  # mentions, issues, addresses, emoji
     re.IGNORECASE,
 )
-"""What Markdown, or GitHub in a comment, gives a meaning."""
+"""Characters with a meaning in Markdown or in a comment on GitHub."""
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
 
 
 def escaped(text: str) -> str:
-    """A text that Markdown shows as it is: without HTML, links, images, code, emphasis, formulas, mentions, references
-    to issues, and without another column in a table.
+    """Escapes a text for Markdown.
+
+    The text has no HTML, links, images, code, emphasis, formulas, mentions or references to issues, and adds no column
+    to a table.
     """
 
-    def instead(found: re.Match[str]) -> str:
-        match found.lastgroup:
+    def escape(markup: re.Match[str]) -> str:
+        match markup.lastgroup:
             case "mark":
-                return "".join(f"\\{character}" for character in found[0])
+                return "".join(f"\\{character}" for character in markup[0])
             case "entity":
-                return ENTITIES[found[0]]
-        return found[0] + APART
+                return ENTITIES[markup[0]]
+        return markup[0] + APART
 
-    return MARKUP.sub(instead, text)
+    return MARKUP.sub(escape, text)
 
 
 BLOCK = re.compile(r"\d+(?=[.)](\s|$))|(?=#+(\s|$)|>|[+-](\s|$)|-[-\s]*$|=+$)")
-"""The beginning of a paragraph that Markdown would make a heading, a quotation, a rule or a list of. A backslash after
-it prevents that.
-"""
+"""Beginning of a heading, a quotation, a rule or a list in Markdown. A backslash after it makes a plain paragraph."""
 
 ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
-"""An address without characters that could end a link or begin another one."""
+"""A web address without characters that could end a link or begin another."""
 
 
 def _paragraph(note: str) -> str:
-    """A note as a paragraph. Addresses stay links where the note says that they are (`Linked`)."""
+    """Returns a note as a paragraph. Only addresses in a `Linked` note stay links."""
     pieces = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
     text = "".join(piece if i % 2 else escaped(piece) for i, piece in enumerate(pieces))
     start = BLOCK.match(text)

@@ -1,7 +1,6 @@
-"""Tables for a terminal, through rich: the same at 80 columns, without colour and in a pipe.
+"""Tables for a terminal, written with rich.
 
-rich gets every text as a `Text`, never as a `str`, in which it looks for markup (`[red]`, `[link=…]`) and for names of
-emoji.
+Every text is passed to rich as a `Text`, because rich interprets markup (`[red]`, `[link=…]`) and emoji in a `str`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
-    """Writes every table of the report. width: columns, where neither the terminal's nor COLUMNS is meant."""
+    """Writes every table of the report. width: characters; default the terminal's width or COLUMNS."""
     if width is None and pipe.drawable(report, out):
         pipe.render(report, out)
         return
@@ -39,7 +38,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
 
 def _heading(console: Console, table: Table) -> None:
-    """The subject, and what it is on the same line where there is room."""
+    """Prints the heading, with the aside on the same line if there is room."""
     from rich.text import Text
 
     if not table.title:
@@ -57,9 +56,7 @@ def _indented(console: Console, text: str, hang: str = "") -> None:
     from rich.text import Text
 
     for line in pipe.indented(text, console.width, hang):
-        console.print(
-            Text(line, style="dim"), soft_wrap=True
-        )  # what is longer than a line is the terminal's to break: a link stays one
+        console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 
 def _rows(console: Console, table: Table) -> None:
@@ -67,9 +64,7 @@ def _rows(console: Console, table: Table) -> None:
 
     grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
     width, needed = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
-    console.width = max(
-        width, needed
-    )  # a number that is cut at an edge is another number: too wide a line is the terminal's to break
+    console.width = max(width, needed)  # rich would cut numbers at the edge; the terminal breaks the line
     console.print(grid)
     console.width = width
 

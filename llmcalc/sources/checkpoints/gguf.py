@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_bounded, require_apart
+from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -73,7 +73,7 @@ def read_gguf(path: Path) -> Checkpoint:
 
     Raises `InputError` for a file that is not GGUF version 2 or 3, and for any length that exceeds the file.
     """
-    file, size = open_bounded(path)
+    file, size = open_checkpoint(path)
     with file:
         r = BoundedReader(file, size, str(path))
         if r.take(4, "magic") != b"GGUF":
@@ -94,33 +94,35 @@ def read_gguf(path: Path) -> Checkpoint:
             if key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
             metadata[key] = _value(r, r.number("I", key), key, arrays)
-        found: dict[str, StoredTensor] = {}
+        tensors_by_name: dict[str, StoredTensor] = {}
         starts: list[int] = []
-        begun: dict[int, str] = {}
+        first_at: dict[int, str] = {}
         for _ in range(tensors):
             tensor, offset = _tensor(r)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
-            if tensor.name in found:
+            if tensor.name in tensors_by_name:
                 raise InputError(f"{path}: two tensors are called {tensor.name[:80]}; not a GGUF file")
-            if tensor.nbytes and offset in begun:
-                raise InputError(f"{path}: {tensor.name[:80]}: its data begin where those of {begun[offset][:80]} do")
-            found[tensor.name] = tensor
+            if tensor.nbytes and offset in first_at:
+                raise InputError(
+                    f"{path}: {tensor.name[:80]}: its data begin where those of {first_at[offset][:80]} do"
+                )
+            tensors_by_name[tensor.name] = tensor
             starts.append(offset)
             if tensor.nbytes:
-                begun[offset] = tensor.name
-        require_apart(starts, tuple(found.values()), str(path))
-        return Checkpoint("gguf", tuple(found.values()), metadata)
+                first_at[offset] = tensor.name
+        require_no_overlap(starts, tuple(tensors_by_name.values()), str(path))
+        return Checkpoint("gguf", tuple(tensors_by_name.values()), metadata)
 
 
 class _Arrays:
-    """The texts and lists that arrays of the metadata have so far."""
+    """Counts the texts and lists in arrays of the metadata."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, r: BoundedReader, key: str, count: int) -> None:
-        """Adds `count` of them. Raises `InputError` for more than the file can have, and for more than the bound."""
+        """Adds `count` elements. Raises `InputError` for more than the file or the bound allows."""
         if count > (r.size - r.at) // 8:  # each has its length before it
             raise InputError(
                 f"{r.where}: {key[:80]}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
@@ -134,7 +136,7 @@ class _Arrays:
 
 
 def _string(r: BoundedReader, what: str, most: int | None = None) -> str:
-    """A text. most: the most bytes that it may have; by default what is left of the header's bound."""
+    """Reads a text. most: largest number of bytes; default what is left of the header's bound."""
     length = r.number("Q", what)
     if most is not None and length > most:
         raise InputError(
@@ -171,7 +173,7 @@ def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 
 
 
 def _tensor(r: BoundedReader) -> tuple[StoredTensor, int]:
-    """A tensor, and where its data begin."""
+    """Reads a tensor and the offset of its data."""
     name = _string(r, "tensor name", LONGEST_NAME)
     axes = r.number("I", name)
     if axes > 8:

@@ -125,7 +125,7 @@ class BoundedReader:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
 
 
-def require_apart(starts: Sequence[int], tensors: Sequence[StoredTensor], where: str) -> None:
+def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], where: str) -> None:
     """Raises `InputError` if the data of two tensors overlap. starts: the first byte of each tensor's data."""
     end, before = 0, ""
     for i in sorted(range(len(tensors)), key=starts.__getitem__):
@@ -140,6 +140,6 @@ def require_apart(starts: Sequence[int], tensors: Sequence[StoredTensor], where:
         end, before = starts[i] + tensor.nbytes, tensor.name
 
 
-def open_bounded(path: Path) -> tuple[IO[bytes], int]:
+def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:
     """Opens a file and returns it with its size. Raises `InputError` for a file that is missing or cannot be read."""
     return open_regular(path, "a checkpoint")

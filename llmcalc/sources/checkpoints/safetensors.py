@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ..bounded import read_bytes, require_few_elements
-from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_bounded, require_apart
+from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -60,8 +60,8 @@ def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
 
 
 def _read_header(path: Path, most: int) -> tuple[bytes, int]:
-    """The JSON of a file's header, of at most `most` bytes, and the size of the data after it."""
-    file, size = open_bounded(path)
+    """Reads the JSON of a file's header, of at most `most` bytes, and the size of its data."""
+    file, size = open_checkpoint(path)
     with file:
         length = int.from_bytes(file.read(8) or b"", "little")
         if size < 10 or length < 2 or length > size - 8:
@@ -92,29 +92,29 @@ def parse_header(text: bytes, where: str, data_bytes: int | None = None) -> Chec
     if text[at:].strip(_SPACE) == b"}":
         at, end = len(text), b"}"
     while end != b"}":
-        found = _ENTRY.match(text, at)
-        if found is None or not found[3]:
-            if found is not None and not found[2] and text[found.end(2) : found.end(2) + 1] not in (b"", b"{"):
-                raise _no_entry(_name(found[1], where), where)
+        match = _ENTRY.match(text, at)
+        if match is None or not match[3]:
+            if match is not None and not match[2] and text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
+                raise _bad_entry(_name(match[1], where), where)
             raise InputError(
                 f"{where}: the header is not valid JSON, or not a table of tensors (byte {at:,}); not a safetensors "
                 "checkpoint"
             )
-        name, at, end = _name(found[1], where), found.end(), found[3]
+        name, at, end = _name(match[1], where), match.end(), match[3]
         if name in names:
             raise InputError(f"{where}: two tensors are called {name[:80]}; not a safetensors checkpoint")
         names.add(name)
         if len(names) > MOST_TENSORS:
             raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
         if name == "__metadata__":
-            metadata = _metadata(found[2], where)
+            metadata = _metadata(match[2], where)
             continue
-        tensor, start = _tensor(name, found[2], where, data_bytes)
+        tensor, start = _tensor(name, match[2], where, data_bytes)
         tensors.append(tensor)
         starts.append(start)
     if text[at:].strip(_SPACE):
         raise InputError(f"{where}: the header is not valid JSON (byte {at:,}); not a safetensors checkpoint")
-    require_apart(starts, tensors, where)
+    require_no_overlap(starts, tensors, where)
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
@@ -130,7 +130,7 @@ def _name(text: bytes, where: str) -> str:
 
 
 def _metadata(text: bytes, where: str) -> dict[str, Any]:
-    """The entries of `__metadata__`: texts by the format, and tables of texts at most."""
+    """Parses the entries of `__metadata__`: texts or tables of texts."""
     if len(text) > LARGEST_METADATA:
         raise InputError(
             f"{where}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
@@ -146,12 +146,12 @@ def _metadata(text: bytes, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _no_entry(name: str, where: str) -> InputError:
+def _bad_entry(name: str, where: str) -> InputError:
     return InputError(f"{where}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
 def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """A tensor, and where its data begin."""
+    """Parses a tensor and the offset of its data."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -159,7 +159,7 @@ def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _no_entry(name, where) from None
+        raise _bad_entry(name, where) from None
     if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
         raise InputError(f"{where}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
@@ -191,12 +191,12 @@ def parse_index(data: bytes, where: str) -> dict[str, str]:
     try:
         text = data.decode("utf-8-sig")
         require_few_elements(text, where, MOST_TENSORS + 1000)
-        found = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
+        index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, where))
     except InputError:
         raise
     except (ValueError, RecursionError):
         raise InputError(f"{where}: not valid JSON; not the index of a checkpoint") from None
-    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"{where}: weight_map: {_EXPECTED_MAP}")
     shards = set(weight_map.values())
@@ -211,8 +211,8 @@ def parse_index(data: bytes, where: str) -> dict[str, str]:
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """A JSON object. Raises `InputError` for a name that it has twice."""
+def _unique_keys(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """Returns a JSON object. Raises `InputError` for a repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs):
         seen: set[str] = set()
@@ -229,20 +229,20 @@ def join_shards(
     header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
     they are not known). folder: what stands before a file's name in messages.
     """
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     left = LARGEST_HEADER
     for shard in dict.fromkeys(weight_map.values()):
         text, data_bytes = header(shard, left)
         left -= len(text)
         for tensor in parse_header(text, f"{folder}{shard}", data_bytes).tensors:
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise InputError(f"{folder}{shard}: {tensor.name[:80]} is in another file too; expected one")
-            found[tensor.name] = tensor
-        if len(found) > MOST_TENSORS:
+            tensors[tensor.name] = tensor
+        if len(tensors) > MOST_TENSORS:
             raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
-    missing = [name for name in weight_map if name not in found]
+    missing = [name for name in weight_map if name not in tensors]
     if missing:
         raise InputError(
             f"{where}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
         )
-    return Checkpoint("safetensors", tuple(found.values()))
+    return Checkpoint("safetensors", tuple(tensors.values()))

@@ -1,1 +1,1 @@
-"""The memory and the loss of real processes that share a model: FSDP2, tensor parallelism, a pipeline, replicas."""
+"""Memory and loss of real processes: FSDP2, tensor parallelism, pipeline parallelism and replicas."""

@@ -1,4 +1,4 @@
-"""Compares what real processes hold with the replay of each rank, and their loss with that of one process."""
+"""Compares the memory of real processes with the simulation of each rank, and their loss with that of one process."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ..checks import LOSS, MEMORY, Check, Verdict
 from ..difference import sizes_of
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
 from ..untested import untested
-from .job import DTYPE, Job, replayed
-from .launch import launched, started
+from .job import DTYPE, Job, simulate_rank
+from .launch import launched, run_processes
 
 WITHIN = 1e-5
-"""How far losses may be apart, as a share: sums over ranks are rounded in another order."""
+"""Allowed relative difference of losses, because sums over ranks are rounded in another order."""
 
 NOT_COUNTED = (
     "gloo's own buffers, which no tensor has",
     "the numbers of ranks that a device mesh keeps",
     "the pass with which a pipeline finds shapes before the first step",
 )
-"""What the processes take beside the tensors that are compared, and beside scratch of kernels."""
+"""Memory of the processes that is not compared, in addition to scratch of kernels."""
 
 
 def job_for(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
 ) -> Job:
-    """The run of a model in a layout. microbatches: 2 by default, twice as many as stages in a pipeline.
+    """Returns the run of a model in a layout. microbatches: default 2 per pipeline stage.
 
-    Raises `InputError` for a layout that is not run, and for a model that is too large for the CPU.
+    Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
     """
     require_torch("verify --distributed")
     count = 2 * layout.pp if microbatches is None else microbatches
@@ -45,19 +45,21 @@ def job_for(
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest}")
     job.check()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
-    whole = DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_of) * processes  # every process begins with all weights
-    if whole <= LARGEST_REAL:
-        whole = max(whole, processes * max(replayed(job, 0).values()))
-    if whole > LARGEST_REAL:
+    total_bytes = (
+        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_of) * processes
+    )  # every process starts with all weights
+    if total_bytes <= LARGEST_REAL:
+        total_bytes = max(total_bytes, processes * max(simulate_rank(job, 0).values()))
+    if total_bytes > LARGEST_REAL:
         raise InputError(
-            f"--distributed: {processes} processes take at least {whole:,} bytes, which are too many for a CPU; "
+            f"--distributed: {processes} processes take at least {total_bytes:,} bytes, which are too many for a CPU; "
             "expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
         )
     return job
 
 
 def verify_distributed(job: Job, target: str = "model") -> Verdict:
-    """Runs a job on processes of this machine, or on those that torchrun has started, and compares.
+    """Runs a job on processes of this machine, or on those that torchrun has started, and compares them.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -65,7 +67,7 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
 
 
 def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
-    """Runs jobs of equally many processes one after the other."""
+    """Runs jobs with the same number of processes, one after the other."""
     start = time.perf_counter()
     if launched():
         from .work import results
@@ -73,27 +75,30 @@ def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
         world = int(os.environ["WORLD_SIZE"])
         if any(job.layout.world != world for job in jobs):
             raise InputError(f"--distributed: torchrun has started {world} processes; expected --devices {world}")
-        found = results(jobs)
+        results_of_jobs = results(jobs)
     else:
-        found = started(jobs)
+        results_of_jobs = run_processes(jobs)
     seconds = (time.perf_counter() - start) / len(jobs)
-    return [verdict_of(job, one, target, seconds) for job, one in zip(jobs, found, strict=True)]
+    return [
+        verdict_of(job, job_results, target, seconds) for job, job_results in zip(jobs, results_of_jobs, strict=True)
+    ]
 
 
-def verdict_of(job: Job, found: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
-    """The checks of what processes found."""
+def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
+    """Returns the checks of a job's results."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, ours[quantity], bytes, witness)
-        for rank, (ours, theirs) in enumerate(found["ranks"])
-        for quantity, bytes in theirs.items()
+        Check(f"rank {rank}", MEMORY + quantity, counted[quantity], bytes, witness)
+        for rank, (counted, measured) in enumerate(job_results["ranks"])
+        for quantity, bytes in measured.items()
     ]
-    pairs = zip(found["losses_of_one"], found["losses"], strict=True)
+    pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {i}", LOSS, one, many, witness, within=WITHIN) for i, (one, many) in enumerate(pairs, start=1)
+        Check(f"step {i}", LOSS, loss_of_one, loss, witness, within=WITHIN)
+        for i, (loss_of_one, loss) in enumerate(pairs, start=1)
     ]
     info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
-        "dtype": DTYPE, "scratch_bytes": found["scratch"], "not_counted": list(NOT_COUNTED),
+        "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec), untested=untested(job.spec))

@@ -1,4 +1,4 @@
-"""What the processes of a distributed run do, and what the replay says of each of them."""
+"""The job of a distributed run, and the simulated memory of each rank."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from ...parallel.rank_program import rank_program
 from ...simulator.meter import Meter
 
 STEPS = 2
-"""Training steps that are run: in the second one the optimizer's states exist from the beginning."""
+"""Number of training steps; in the second the optimizer's states exist from the beginning."""
 
 DTYPE = "float32"
-"""The number format of the run, so that the loss of many processes equals that of one but for rounding."""
+"""Number format of the run; in it the loss of many processes equals that of one except for rounding."""
 
 FSDP = Fsdp(DTYPE, DTYPE)
-"""As torchtitan calls `fully_shard`, in that format."""
+"""FSDP2 settings as in torchtitan, in that format."""
 
 
 @dataclass(frozen=True)
 class Job:
     """A training run of a model.
 
-    batch: sequences of a micro-batch. seq: their tokens. microbatches: how many each replica has in a step.
+    spec: the model.
+    layout: the parallelism.
+    batch: sequences per micro-batch.
+    seq: tokens per sequence.
+    microbatches: micro-batches per step of each replica.
     """
 
     spec: ModelSpec
@@ -40,26 +44,30 @@ class Job:
     microbatches: int
 
     def check(self) -> None:
-        """Raises `InputError` for a layout that is not run here, or that does not divide the model."""
+        """Raises `InputError` for a layout that is not supported, or that does not divide the model."""
         layout = self.layout
         if layout.zero not in (0, 3):
-            raise InputError(f"--distributed: --zero {layout.zero} is not run; expected --fsdp, or replicas with --dp")
+            raise InputError(
+                f"--distributed: --zero {layout.zero} is not supported; expected --fsdp, or replicas with --dp"
+            )
         if layout.tp > 1 and layout.dp > 1 and layout.zero == 0:
             raise InputError(
-                "--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
+                "--distributed: replicas with --tp are not supported, because DDP accepts no distributed tensors; "
                 "expected --fsdp"
             )
         if layout.sequence_parallel:
-            raise InputError("--distributed: --sequence-parallel is not run; expected --tp alone")
+            raise InputError("--distributed: --sequence-parallel is not supported; expected --tp alone")
         if layout.vpp > 1 or layout.schedule != "1f1b":
-            raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
+            raise InputError(
+                f"--distributed: --schedule {layout.schedule} is not supported; expected 1f1b, without --vpp"
+            )
         if layout.zero == 3 and layout.pp > 1 and layout.tp > 1:
-            raise InputError("--distributed: FSDP2 with --tp in a pipeline is not run; expected --pp 1 or --tp 1")
+            raise InputError("--distributed: FSDP2 with --tp in a pipeline is not supported; expected --pp 1 or --tp 1")
         if layout.hsdp_replicas > 1 and layout.zero != 3:
             raise InputError("--distributed: --hsdp-replicas needs --fsdp; expected replicas with --dp alone")
         check_torch(replace(layout, zero=0))
         if self.spec.kind != "decoder" or self.spec.head.type != "lm" or self.spec.towers:
-            raise InputError("--distributed: takes a decoder of text with a language-model head")
+            raise InputError("--distributed: only supports text decoders with a language-model head")
         if layout.pp > 1 and layout.dp > 1 and layout.zero == 0 and self.microbatches < 2 * layout.pp:
             raise InputError(  # DDP of torch 2.13 stops with "rebuilt parameter indices size is not same"
                 f"--num-microbatches: {self.microbatches} with --pp and --dp; expected at least {2 * layout.pp}"
@@ -68,18 +76,18 @@ class Job:
             raise InputError(f"--num-microbatches: {self.microbatches} in a pipeline; expected at least {layout.pp}")
 
     @property
-    def how(self) -> Training:
-        """How the model is trained."""
+    def training(self) -> Training:
+        """The settings of training."""
         return Training(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
 
     def text(self) -> str:
-        """The job as JSON."""
+        """Writes the job as JSON."""
         fields = {name: getattr(self, name) for name in ("batch", "seq", "microbatches")}
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **fields})
 
 
 def job_of(text: str) -> Job:
-    """The job that `Job.text` wrote."""
+    """Reads a job that `Job.text` wrote."""
     data: dict[str, Any] = json.loads(text)
     layout = data.pop("layout")
     if layout["pp_layout"] is not None:
@@ -87,26 +95,26 @@ def job_of(text: str) -> Job:
     return Job(ModelSpec.model_validate(data.pop("spec")), Layout(**layout), **data)
 
 
-def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
-    """Quantity → bytes of the replay of one rank, as a dispatch mode sees them. meter: what counts them."""
+def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
+    """Returns quantity → simulated bytes of one rank, as a dispatch mode counts them. meter: counts the bytes."""
     meter = meter or Meter()
     run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=fsdp)
+        run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp=fsdp)
     elif job.layout.zero == 3:
         layout = job.layout
-        sharded = sharding(job.how, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
+        sharded = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
-        run = FsdpRun(job.spec, job.how, sharded, fsdp, layout.reshard, meter=meter, program=program)
+        run = FsdpRun(job.spec, job.training, sharded, fsdp, layout.reshard, meter=meter, program=program)
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        run = RankRun(job.spec, job.how, job.layout, rank, meter)
+        run = RankRun(job.spec, job.training, job.layout, rank, meter)
     if not isinstance(run, FsdpRun):
         for chunk in run.chunks:
             chunk.graph.adds_in_place = False
     run.set_up()
-    found = {"set_up_bytes": meter.now}
+    quantities = {"set_up_bytes": meter.now}
     for i in range(STEPS):
         meter.peaks = {}
         if isinstance(run, FsdpRun):
@@ -114,19 +122,19 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
             run.micro_batches()
         else:
             run.passes()
-        before = meter.now
+        before_step = meter.now
         run.update()
         run.zero_grad()
-        most = {
+        peaks = {
             phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
             for phase in ("forward", "backward", "step")
         }
         if i == 0:
-            found["first_step_peak_bytes"] = most["step"]
-    if job.layout.pp > 1:  # their order differs from rank to rank
-        found["passes_peak_bytes"] = max(most["forward"], most["backward"])
+            quantities["first_step_peak_bytes"] = peaks["step"]
+    if job.layout.pp > 1:  # the order of passes differs between ranks
+        quantities["passes_peak_bytes"] = max(peaks["forward"], peaks["backward"])
     else:
-        found["forward_peak_bytes"], found["backward_peak_bytes"] = most["forward"], most["backward"]
-    return found | {
-        "before_step_bytes": before, "step_peak_bytes": most["step"], "after_step_bytes": meter.now,
+        quantities["forward_peak_bytes"], quantities["backward_peak_bytes"] = peaks["forward"], peaks["backward"]
+    return quantities | {
+        "before_step_bytes": before_step, "step_peak_bytes": peaks["step"], "after_step_bytes": meter.now,
     }  # fmt: skip

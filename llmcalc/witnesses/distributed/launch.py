@@ -18,7 +18,7 @@ from ...errors import InputError
 from .job import Job
 
 LIMIT = 600.0
-"""Seconds that all processes may take."""
+"""Timeout of all processes, in seconds."""
 
 
 def launched() -> bool:
@@ -27,15 +27,16 @@ def launched() -> bool:
 
 
 def launched_rank() -> int:
-    """Which of them this process is; 0 if it is alone."""
+    """Returns the rank of this process; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
-def started(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
-    """What rank 0 of the processes prints, which run jobs of equally many ranks one after the other.
+def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
+    """Runs jobs with the same number of ranks in new processes, and returns what rank 0 prints.
 
-    limit: seconds until all are ended. module: what each process runs.
-    Raises `InputError` if a process fails, or if they take longer.
+    limit: timeout in seconds.
+    module: the module that each process runs.
+    Raises `InputError` if a process fails or at the timeout.
     """
     world = jobs[0].layout.world
     with tempfile.TemporaryDirectory() as folder:
@@ -53,9 +54,9 @@ def started(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.wi
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
         return port
 
 
@@ -71,9 +72,9 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, limit: float) -> None:
-    """Raises `InputError` for the first process that fails, or at the end of the time."""
+    """Waits for all processes. Raises `InputError` for the first that fails, and at the timeout."""
     while True:
-        codes = [one.poll() for one in processes]
+        codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
                 raise InputError(_failure(rank, code, folder))
@@ -86,21 +87,21 @@ def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, lim
 
 
 def _failure(rank: int, code: int, folder: str) -> str:
-    """What a process has said last, or that it refuses the model."""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    """Returns the error of a process: the last line of its standard error, or the message of an `InputError`."""
+    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines
     for line in errors:
         if f"{InputError.__name__}: " in line:
             return line.partition(f"{InputError.__name__}: ")[2]
-    return f"--distributed: rank {rank} {how}{f': {errors[-1].strip()}' if errors else ''}"
+    return f"--distributed: rank {rank} {ending}{f': {errors[-1].strip()}' if errors else ''}"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for one in processes:
-        if one.poll() is None:
-            one.kill()
-        if one.stdin is not None:
-            one.stdin.close()
-    for one in processes:
-        one.wait()
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+    for process in processes:
+        process.wait()

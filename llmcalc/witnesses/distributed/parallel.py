@@ -29,43 +29,43 @@ from torch.distributed.tensor.parallel import (
 from ...errors import InputError
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-"""Linear layers that each process has some outputs of."""
+"""Linear layers whose outputs are divided over processes."""
 
 ROWS = ("o_proj", "down_proj")
-"""Linear layers that each process has some inputs of, whose outputs are sums over processes."""
+"""Linear layers whose inputs are divided over processes, and whose outputs are summed."""
 
 
-BELOW = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
-"""What stands between the embedding and the first layer."""
+BEFORE_LAYERS = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
+"""Modules between the embedding and the first layer."""
 
 
-class Whole(ParallelStyle):
-    """A module that every process has whole and runs on the same input, as in torchtitan (`NoParallel`)."""
+class Replicated(ParallelStyle):
+    """A module that is replicated on every process and runs on the same input, as torchtitan's `NoParallel`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        entered: Any = self._entered
-        left: Any = self._left
-        return distribute_module(module, device_mesh, self._replicated, entered, left)
+        to_input: Any = self._to_distributed
+        to_output: Any = self._to_local
+        return distribute_module(module, device_mesh, self._replicate, to_input, to_output)
 
     @staticmethod
-    def _replicated(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for own, one in [*module.named_parameters(recurse=False)]:
-            whole = DTensor.from_local(one.detach(), mesh, (Replicate(),), run_check=False)
-            module.register_parameter(own, nn.Parameter(whole))
+    def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for parameter_name, parameter in [*module.named_parameters(recurse=False)]:
+            whole = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
+            module.register_parameter(parameter_name, nn.Parameter(whole))
 
     @staticmethod
-    def _entered(module: nn.Module, given: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
-        return DTensor.from_local(given[0], mesh, (Replicate(),), run_check=False)
+    def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
+        return DTensor.from_local(inputs[0], mesh, (Replicate(),), run_check=False)
 
     @staticmethod
-    def _left(module: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _to_local(module: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         return out.to_local()
 
 
-def divide_products(module: Any, mesh: DeviceMesh) -> None:
+def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
     """Divides heads, widths and the vocabulary over a mesh.
 
-    Raises `InputError` for a module with parameters that no rule is known for.
+    Raises `InputError` for a module with parameters that has no rule.
     """
     tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
     plan: dict[str, ParallelStyle] = {}
@@ -83,42 +83,42 @@ def divide_products(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _rules(name: str, part: nn.Module) -> dict[str, ParallelStyle]:
-    """How a module is divided: its path, or the paths of those in it → a style. Empty if another module says so."""
-    above, _, own = name.rpartition(".")
-    if own == "embed_tokens" and not above:
-        if isinstance(part, Received):
+    """Returns path → style for a module or its children; empty if another module's rule covers it."""
+    parent, _, last_name = name.rpartition(".")
+    if last_name == "embed_tokens" and not parent:
+        if isinstance(part, StageInput):
             return {}
         return {name: RowwiseParallel(input_layouts=Replicate())}
-    if own == "lm_head":
+    if last_name == "lm_head":
         return {name: ColwiseParallel(use_local_output=False)}
-    in_layer = above.rpartition(".")[0] == "layers"
-    if (in_layer or not above) and [*part.parameters(recurse=False)]:
-        return {name: Whole()}
-    linear = {own for own, one in part.named_children() if isinstance(one, nn.Linear)}
+    in_layer = parent.rpartition(".")[0] == "layers"
+    if (in_layer or not parent) and [*part.parameters(recurse=False)]:
+        return {name: Replicated()}
+    linear = {last_name for last_name, child in part.named_children() if isinstance(child, nn.Linear)}
     if not in_layer or not linear:
         return {}
-    given = Replicate(), None  # the gradient of what all of its products read is summed once
-    styles: dict[str, ParallelStyle] = {name: PrepareModuleInput(input_layouts=given, desired_input_layouts=given)}
-    for own in linear:
-        if own in COLUMNS:
-            styles[f"{name}.{own}"] = ColwiseParallel()
-        elif own in ROWS:
-            styles[f"{name}.{own}"] = RowwiseParallel()
+    layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
+    styles: dict[str, ParallelStyle] = {name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)}
+    for last_name in linear:
+        if last_name in COLUMNS:
+            styles[f"{name}.{last_name}"] = ColwiseParallel()
+        elif last_name in ROWS:
+            styles[f"{name}.{last_name}"] = RowwiseParallel()
     return styles
 
 
 def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
-    """Wraps every layer and then the model by `fully_shard`.
+    """Applies `fully_shard` to every layer and then to the model.
 
-    The last layer and the model around the layers stay gathered, as in torchtitan.
-    prefetch: how many further layers each layer gathers ahead of them.
+    The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.
+    prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for i, layer in enumerate(module.layers):
         last = i == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not last)
-        layer.forward = partial(_opened, layer.forward)
-        layer.register_forward_pre_hook(_closed, prepend=True)
+        layer.forward = partial(_unwrap_state, layer.forward)
+        layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     layers = list(module.layers)
     for i, layer in enumerate(layers):
@@ -128,40 +128,40 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
             layer.set_modules_to_backward_prefetch(layers[i - prefetch : i][::-1])
 
 
-class Closed:
-    """Holds what layers of the reference share, of which FSDP would make a copy for each layer."""
+class SharedState:
+    """Wraps the state that layers of the reference share, which FSDP would otherwise copy for each layer."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
 
 
-def _closed(layer: nn.Module, given: tuple[Any, Any]) -> tuple[Any, Closed]:
-    return given[0], Closed(given[1])
+def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
+    return inputs[0], SharedState(inputs[1])
 
 
-def _opened(forward: Callable[..., torch.Tensor], x: torch.Tensor, closed: Closed) -> torch.Tensor:
-    return forward(x, closed.run)
+def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, state: SharedState) -> torch.Tensor:
+    return forward(x, state.run)
 
 
-class Received(nn.Module):
-    """In the place of an embedding: what another stage has sent."""
+class StageInput(nn.Module):
+    """Replaces the embedding of a later stage: returns the hidden states that the previous stage has sent."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
 
 def keep_stage(module: Any, layers: range, first: bool, last: bool) -> None:
-    """Leaves the layers of one stage of a pipeline, with the embedding before the first and the head after the last."""
-    kept = nn.ModuleList(module.layers[i] for i in layers)
-    for one in (module, module._only[0]):
-        one.layers = kept
-        gone = (() if first else BELOW) + (() if last else ("norm",))
-        for name in gone:
-            if hasattr(one, name):
-                delattr(one, name)
+    """Removes the layers of other pipeline stages; the first stage keeps the embedding, the last the head."""
+    stage_layers = nn.ModuleList(module.layers[i] for i in layers)
+    for owner in (module, module._only[0]):
+        owner.layers = stage_layers
+        removed = (() if first else BEFORE_LAYERS) + (() if last else ("norm",))
+        for name in removed:
+            if hasattr(owner, name):
+                delattr(owner, name)
     if not last:
         del module.lm_head
     if not first:
-        module.embed_tokens = Received()
+        module.embed_tokens = StageInput()
         module._only[0]._token_types = ()
     module.forward = partial(module.forward, grouped_experts=True)

@@ -1,4 +1,4 @@
-"""One process of a distributed run: it builds its part of the model, trains, and follows every storage.
+"""One process of a distributed run: builds its part of the model, trains it, and tracks every storage.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ...parallel.layout import stages
-from ..loop import built, matrices_of, optimizers
-from ..memory import OnCpu
+from ..loop import build_optimizers, build_reference, layer_matrices
+from ..memory import CpuStorageTracker
 from . import parallel
 from .job import DTYPE, STEPS, Job
 from .scratch import scratch_of
@@ -38,55 +38,53 @@ SEED = 0
 
 c10d: Any = _distributed_c10d
 
-PAIRS = frozenset({"send", "recv_", "recv_any_source_"})
-"""Operations between two processes, which may be under way while others begin."""
+POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
+"""Point-to-point operations, which may overlap with others."""
 
-OF_BUCKETS = frozenset({"allreduce_"})
-"""Operations whose tensors stay, so that it does not matter who holds them."""
+BUCKET_OPERATIONS = frozenset({"allreduce_"})
+"""Operations on gradient buckets, whose tensors persist."""
 
-PATIENCE = 10.0
-"""Seconds in which gloo's threads are done with the tensors of a finished collective."""
+RELEASE_SECONDS = 10.0
+"""Longest time in which gloo's threads release the tensors of a finished collective, in seconds."""
 
 WRAPPERS = DTensor, AsyncCollectiveTensor
-"""Tensors that hold another one, which has the storage."""
+"""Classes of tensors that wrap another tensor, which has the storage."""
 
 
-class OnRank(OnCpu):
-    """Follows the storages of the local parts of distributed tensors, and those that are given other sizes."""
+class OnRank(CpuStorageTracker):
+    """Tracks storages of local parts of distributed tensors, and storages that are resized."""
 
     def __init__(self) -> None:
         super().__init__(device="cpu")
         self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, WRAPPERS) for one in types):
-            return NotImplemented  # a distributed tensor first takes the operation apart
+        if any(issubclass(type_, WRAPPERS) for type_ in types):
+            return NotImplemented  # a distributed tensor first decomposes the operation
         if func.namespace in ("c10d", "_c10d_functional"):
             return self._collective(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a collective to its end, until gloo's threads hold none of its tensors: at what time they let go of them
-        differs from run to run.
-        """
-        given: list[Any] = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        before = [one._use_count() for one in given]
+        """Runs a collective and waits until gloo's threads release its tensors, so that every run counts the same."""
+        tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        use_counts = [leaf._use_count() for leaf in tensors]
         out = func(*args, **kwargs)
-        if func.namespace == "c10d" and func._opname not in PAIRS:
-            *made, work = out
+        if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
+            *results, work = out
             dist.Work.unbox(work).wait()
-            if func._opname in OF_BUCKETS:
+            if func._opname in BUCKET_OPERATIONS:
                 return out
             del work
-            done: torch.futures.Future[Any] = torch.futures.Future()
-            done.set_result([])
-            out = (*made, c10d._create_work_from_future(done).boxed())
+            finished: torch.futures.Future[Any] = torch.futures.Future()
+            finished.set_result([])
+            out = (*results, c10d._create_work_from_future(finished).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(out, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(out)
-            given.append(out)
-            before.append(1)
-        if func._opname not in PAIRS:
-            wait_for_release(given, before)
+            tensors.append(out)
+            use_counts.append(1)
+        if func._opname not in POINT_TO_POINT:
+            wait_for_release(tensors, use_counts)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._follow(tensor, func)
@@ -95,7 +93,7 @@ class OnRank(OnCpu):
     def _follow(self, tensor: Tensor, func: Any) -> None:
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
             return
-        if not self.set_up and tensor.dtype is torch.int32:  # the numbers of ranks, which a mesh keeps on the host
+        if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
             self.seen.add(tensor.untyped_storage()._cdata)
             weakref.finalize(tensor.untyped_storage(), self.seen.discard, tensor.untyped_storage()._cdata)
             return
@@ -106,7 +104,7 @@ class OnRank(OnCpu):
 
     @contextmanager
     def resized(self) -> Iterator[None]:
-        """Follows `resize_` of storages, which no dispatch mode sees; FSDP frees whole parameters with it."""
+        """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
         before = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -128,62 +126,62 @@ class OnRank(OnCpu):
 
 
 def wait_for_release(tensors: list[Any], holders: list[int]) -> None:
-    """Waits until tensors have no more holders than these."""
-    limit = time.monotonic() + PATIENCE
-    while any(one._use_count() > most for one, most in zip(tensors, holders, strict=True)):
+    """Waits until every tensor has at most the given number of references."""
+    limit = time.monotonic() + RELEASE_SECONDS
+    while any(tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, holders, strict=True)):
         if time.monotonic() > limit:
             return
         time.sleep(0.0001)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process has."""
+    """Returns the local part of a distributed tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def token_ids(job: Job) -> Tensor:
-    """The tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
+    """Returns the tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
     shape = job.layout.dp, job.microbatches, job.batch, job.seq
     return torch.randint(0, job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
 
 def reference(job: Job) -> Any:
-    """The model, with the same values in every process."""
+    """Builds the model with the same values in every process."""
     torch.manual_seed(SEED)
-    return built(job.spec, DTYPE, "cpu")
+    return build_reference(job.spec, DTYPE, "cpu")
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy."""
+    """Returns the mean cross-entropy."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
 def losses_of_one(job: Job) -> list[float]:
-    """The mean loss of every step when one process runs all micro-batches of all replicas."""
+    """Returns the mean loss of every step if one process runs all micro-batches of all replicas."""
     module, ids = reference(job), token_ids(job)
-    found: list[float] = []
+    losses: list[float] = []
     updates = _optimizers(job, module)
     for _ in range(STEPS):
         total = 0.0
-        for one in ids.flatten(0, 1):
-            loss = loss_of(module(one, None, grouped_experts=True), one)
+        for micro_batch in ids.flatten(0, 1):
+            loss = loss_of(module(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
             total += loss.item()
         for optimizer in updates:
             optimizer.step()
         module.zero_grad(set_to_none=True)
-        found.append(total / (job.layout.dp * job.microbatches))
-    return found
+        losses.append(total / (job.layout.dp * job.microbatches))
+    return losses
 
 
 def _optimizers(job: Job, module: Any) -> list[Any]:
-    matrices = matrices_of(module)
-    found = [(one, id(one) in matrices) for one in module.parameters()]
-    return list(optimizers(job.how.optimizer, found, "foreach", job.how.momentum))
+    matrices = layer_matrices(module)
+    parameters = [(parameter, id(parameter) in matrices) for parameter in module.parameters()]
+    return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
 
 
 class Rank:
-    """A process of a run. log: gets every allocation."""
+    """A process of a run. log: list that receives every allocation; default None."""
 
     def __init__(self, job: Job, log: list[str] | None = None) -> None:
         self.job, self.mode = job, OnRank()
@@ -192,78 +190,78 @@ class Rank:
         names = "pp", "replicas", "dp", "tp"
         sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
         self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        self.meshes = {name: self.mesh[name] for name in names}  # made before storages are followed
+        self.meshes = {name: self.mesh[name] for name in names}  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
-        self.most: dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
 
     def measured(self) -> tuple[dict[str, int], list[float]]:
-        """Quantity → bytes, and the sum of the losses of each step, where this process computes them."""
+        """Trains and returns quantity → bytes, and the sum of losses of each step if this process computes them."""
         job, mode = self.job, self.mode
         module = reference(job)
         ids = token_ids(job)[self.at.dp]
-        found: dict[str, int] = {}
+        quantities: dict[str, int] = {}
         losses: list[float] = []
         mode.seen.add(ids.untyped_storage()._cdata)
         with mode.resized(), mode:
             self.build(module)
             del module
             mode.follow(map(local, (*self.module.parameters(), *self.module.buffers())))
-            updates = _optimizers(job, self.module)
-            found["set_up_bytes"] = mode.now
+            optimizers_of_rank = _optimizers(job, self.module)
+            quantities["set_up_bytes"] = mode.now
             mode.set_up = True
             run = self.pipeline() if job.layout.pp > 1 else self.micro_batches
             for i in range(STEPS):
-                self.most.clear()
+                self.peaks.clear()
                 mode.peak = mode.now
                 losses.append(run(ids))
                 if job.layout.pp > 1:
-                    self.seen("passes")
+                    self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
-                before = mode.now
+                before_step = mode.now
                 self.sum_tied()
-                for optimizer in updates:
+                for optimizer in optimizers_of_rank:
                     optimizer.step()
-                self.seen("step")
+                self.record_phase("step")
                 self.module.zero_grad(set_to_none=True)
                 if i == 0:
-                    found["first_step_peak_bytes"] = self.most["step"]
-            found |= {f"{phase}_peak_bytes": most for phase, most in self.most.items()}
-            found |= {"before_step_bytes": before, "after_step_bytes": mode.now}
+                    quantities["first_step_peak_bytes"] = self.peaks["step"]
+            quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
+            quantities |= {"before_step_bytes": before_step, "after_step_bytes": mode.now}
         self.scratch = scratch_of(lambda: run(ids))
-        return found, losses
+        return quantities, losses
 
-    def seen(self, phase: str) -> None:
-        """Takes the most since the last phase as that of this one."""
-        self.most[phase] = max(self.most.get(phase, 0), self.mode.peak)
+    def record_phase(self, phase: str) -> None:
+        """Records the peak of a phase, which has just ended."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self.mode.peak)
         self.mode.peak = self.mode.now
         if self.mode.log is not None:
             self.mode.log.append(f"--- {phase}")
 
     def _ends(self) -> Any:
-        """The group of the first and the last stage."""
-        layout, own = self.job.layout, None
+        """Returns the process group of the first and the last stage."""
+        layout, own_group = self.job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
                 group = dist.new_group(ranks)
-                own = group if (tp, dp) == (self.at.tp, self.at.dp) else own
-        return own
+                own_group = group if (tp, dp) == (self.at.tp, self.at.dp) else own_group
+        return own_group
 
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(self, module: Any) -> None:
-        """Leaves this process its part of the model."""
+        """Builds this process's part of the model."""
         layout = self.job.layout
         self.last = True
         if layout.pp > 1:
             layers = len(module.layers)
-            (own,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
-            parallel.keep_stage(module, own.layers, own.first, own.last)
-            self.last = own.last
+            (own_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
+            parallel.keep_stage(module, own_stage.layers, own_stage.first, own_stage.last)
+            self.last = own_stage.last
         if layout.tp > 1:
-            parallel.divide_products(module, self.meshes["tp"])
+            parallel.apply_tensor_parallelism(module, self.meshes["tp"])
         if layout.zero == 3:
             parallel.shard(module, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
         elif layout.dp > 1:
@@ -273,32 +271,32 @@ class Rank:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """With the vocabulary divided, the loss is computed on divided logits."""
+        """Returns the context of the loss: with tensor parallelism it is computed on divided logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def micro_batches(self, ids: Tensor) -> float:
-        """The passes of a step. Returns the sum of the losses."""
+        """Runs the passes of a step. Returns the sum of the losses."""
         total = 0.0
         for i in range(self.job.microbatches):
             self.ids = ids[i].clone()
             last = i == self.job.microbatches - 1
-            with self.unsummed(last), self.loss_context():
+            with self.gradient_context(last), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
-                self.seen("forward")
+                self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))
             total += local(loss.detach()).item()
             del loss
-            self.seen("backward")
+            self.record_phase("backward")
         return total
 
-    def unsummed(self, last: bool) -> AbstractContextManager[Any]:
-        """Replicas sum their gradients once, after the last micro-batch."""
+    def gradient_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Returns a context without gradient all-reduce, except for the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return nullcontext()
 
     def sum_tied(self) -> None:
-        """Adds up the gradients of a tied table, of which the first and the last stage of a pipeline have a copy."""
+        """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
         layout, at = self.job.layout, self.at
         if self.ends is None or at.pp not in (0, layout.pp - 1):
             return
@@ -312,7 +310,7 @@ class Rank:
         wait_for_release([gradient], [holders])
 
     def pipeline(self) -> Callable[[Tensor], float]:
-        """What runs the passes of a step in a pipeline."""
+        """Returns a function that runs the passes of a step in a pipeline."""
         job, at = self.job, self.at
         group = self.meshes["pp"].get_group()
         stage = PipelineStage(self.module, at.pp, job.layout.pp, torch.device("cpu"), group=group)
@@ -324,20 +322,21 @@ class Rank:
 
         def run(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
-            given = (self.ids,) if at.pp == 0 else ()
+            inputs = (self.ids,) if at.pp == 0 else ()
             losses: list[Tensor] = []
             with self.loss_context():
-                schedule.step(*given, target=self.ids if self.last else None, losses=losses, return_outputs=False)
-            return sum(float(one.detach()) for one in losses)
+                schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)
+            return sum(float(loss.detach()) for loss in losses)
 
         return run
 
 
-class Found(NamedTuple):
-    """What one process found.
+class RankResult(NamedTuple):
+    """The result of one process.
 
-    bytes: quantity → bytes. losses: the mean loss of each step, of all processes. scratch: kernel → the largest block
-    that it took and freed, of a further step.
+    bytes: quantity → bytes.
+    losses: mean loss of each step, over all processes.
+    scratch: kernel → bytes of its largest scratch block, in another step.
     """
 
     bytes: dict[str, int]
@@ -345,10 +344,10 @@ class Found(NamedTuple):
     scratch: dict[str, int]
 
 
-def run(job: Job, log: list[str] | None = None) -> Found:
-    """Runs this process's part of a job, in the default process group. log: gets every allocation."""
+def run(job: Job, log: list[str] | None = None) -> RankResult:
+    """Runs this process's part of a job in the default process group. log: list that receives every allocation."""
     rank = Rank(job, log)
-    found, losses = rank.measured()
-    own = torch.tensor([one if rank.last and rank.at.tp == 0 else 0.0 for one in losses], dtype=torch.float64)
-    dist.all_reduce(own)
-    return Found(found, (own / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)
+    quantities, losses = rank.measured()
+    loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
+    dist.all_reduce(loss_sums)
+    return RankResult(quantities, (loss_sums / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)

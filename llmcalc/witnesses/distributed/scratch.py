@@ -1,4 +1,4 @@
-"""What the processor takes beside tensors, by name: memory that a kernel or a collective frees before it returns.
+"""Scratch memory on the CPU: blocks that a kernel or a collective frees before it returns.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -11,38 +11,38 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-MAKERS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_output_", "aten::detach", "aten::alias")
-"""How names begin of operations that allocate for others."""
+ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_output_", "aten::detach", "aten::alias")
+"""Prefixes of operations that allocate memory for others."""
 
 
 def scratch_of(run: Callable[[], object]) -> dict[str, int]:
-    """Kernel or collective → the bytes of the largest block that it took and freed.
+    """Returns kernel or collective → bytes of its largest scratch block.
 
-    torch's profiler sees every block, but not which thread of gloo it is for.
+    torch's profiler records every block, but not the thread of gloo that uses it.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     blocks: dict[int, tuple[int, Any]] = {}
-    for event, above in sorted(_allocations(seen), key=lambda one: one[0].start_time_ns):
+    for event, above in sorted(_allocations(profiler), key=lambda item: item[0].start_time_ns):
         size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
-        kernel = next((one for one in reversed(above) if _computes(one.name)), None)
+        kernel = next((item for item in reversed(above) if _computes(item.name)), None)
         if size > 0:
             blocks[pointer] = size, kernel
         elif pointer in blocks:
             size, maker = blocks.pop(pointer)
             if maker is not None and kernel is not None and maker.id == kernel.id:
-                found[maker.name] = max(found.get(maker.name, 0), size)
-    return dict(sorted(found.items()))
+                largest[maker.name] = max(largest.get(maker.name, 0), size)
+    return dict(sorted(largest.items()))
 
 
 def _computes(name: str) -> bool:
-    return name.startswith(("aten::", "c10d::", "gloo:")) and not name.startswith(MAKERS)
+    return name.startswith(("aten::", "c10d::", "gloo:")) and not name.startswith(ALLOCATORS)
 
 
-def _allocations(seen: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation and release, and the operations around it, the outermost first."""
-    todo = [(event, list[Any]()) for event in seen.profiler.kineto_results.experimental_event_tree()]
+def _allocations(profiler: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields every allocation and release with its enclosing operations, outermost first."""
+    todo = [(event, list[Any]()) for event in profiler.profiler.kineto_results.experimental_event_tree()]
     while todo:
         event, above = todo.pop()
         if event.tag == torch._C._profiler._EventType.Allocation:

@@ -1,7 +1,7 @@
-"""What every process of a distributed run does: its part of each job, and its replay.
+"""A process of a distributed run: it runs its part of each job and simulates its rank.
 
-`python -m llmcalc.witnesses.distributed.work FILE` is such a process; FILE has the jobs, a line each. The processes
-find one another as those of torchrun do (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints what all found.
+`python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
+as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -21,23 +21,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .job import Job, job_of, replayed
+from .job import Job, job_of, simulate_rank
 from .rank import losses_of_one, run
 
 TIMEOUT = 300
-"""Seconds in which a process has to answer another one."""
+"""Timeout of communication between processes, in seconds."""
 
 
 def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs jobs one after the other in a process group over all processes. Returns, for each, what all ranks found:
+    """Runs jobs one after the other in a process group of all processes. Returns the results of each job:
 
-    ranks: the bytes that each counted and measured.
-    scratch: kernel → the largest block that it took and freed.
-    losses: of all processes.
-    losses_of_one: of one that runs everything, in rank 0's answer alone.
+    ranks: (simulated, measured) bytes of each rank.
+    scratch: kernel → bytes of its largest scratch block.
+    losses: mean loss of each step, over all processes.
+    losses_of_one: mean loss of each step in a single process; only correct in rank 0's result.
     """
     torch.set_num_threads(1)
-    gc.freeze()  # what the imports made lives on: each step collects the garbage of its own
+    gc.freeze()  # imported objects stay: each step collects only its own garbage
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     try:
         return [_result(job) for job in jobs]
@@ -46,19 +46,25 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def _result(job: Job) -> dict[str, Any]:
-    found = run(job)
-    ours = replayed(job, dist.get_rank())
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (ours, found.bytes, found.scratch))
-    alone = losses_of_one(job) if dist.get_rank() == 0 else found.losses
+    result = run(job)
+    counted = simulate_rank(job, dist.get_rank())
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (counted, result.bytes, result.scratch))
+    single_losses = losses_of_one(job) if dist.get_rank() == 0 else result.losses
     scratch = {
-        name: max(one[2].get(name, 0) for one in every) for name in sorted({key for one in every for key in one[2]})
+        name: max(answer[2].get(name, 0) for answer in answers)
+        for name in sorted({key for answer in answers for key in answer[2]})
     }
-    return {"ranks": [one[:2] for one in every], "scratch": scratch, "losses": found.losses, "losses_of_one": alone}
+    return {
+        "ranks": [answer[:2] for answer in answers],
+        "scratch": scratch,
+        "losses": result.losses,
+        "losses_of_one": single_losses,
+    }
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its standard input is closed, so that none is left when the one that started it dies."""
+    """Ends this process when its standard input is closed, which happens when the parent process ends."""
     while os.read(0, 1):
         pass
     os._exit(1)
@@ -67,9 +73,9 @@ def _end_with_parent() -> None:
 def main(path: str) -> None:
     """Runs the jobs of a file."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    found = results([job_of(line) for line in Path(path).read_text().splitlines()])
+    every_result = results([job_of(line) for line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
-        print(json.dumps(found))
+        print(json.dumps(every_result))
 
 
 if __name__ == "__main__":

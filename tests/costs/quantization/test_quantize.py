@@ -17,8 +17,8 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import Site, sites
+from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization.base import WeightSite, sites
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
 from tests.contracts.test_parts import decoder
@@ -52,7 +52,7 @@ def deep(spec: ModelSpec, layers: int) -> ModelSpec:
 
 
 def size(spec: ModelSpec, name: str, dtype: str = "bfloat16") -> Parts:
-    return quantized(spec, scheme_named(name), dtype).by_part
+    return quantized_size(spec, scheme_named(name), dtype).by_part
 
 
 # By hand
@@ -76,7 +76,7 @@ def test_the_parts_add_up() -> None:
     for name in COMMON:
         if name in ("mxfp4", "awq-int4-g128"):
             continue
-        got = quantized(DENSE, scheme_named(name))
+        got = quantized_size(DENSE, scheme_named(name))
         assert got.total == sum(got.by_part.data().values())
         assert got.by_part == sum(got.by_component.values(), start=Parts())
         assert set(got.by_component) == set(params(DENSE).by_component)
@@ -88,9 +88,9 @@ def test_the_same_form_takes_symbols() -> None:
         attention=Attention(num_attention_heads=4, head_dim=8),
         feed_forward=FeedForward(intermediate_size=64, hidden_act="relu"),
     )
-    swept = quantized(spec.model_copy(update={"hidden_size": h}), scheme_named("fp8-channel"))
+    swept = quantized_size(spec.model_copy(update={"hidden_size": h}), scheme_named("fp8-channel"))
     for width in (8, 40):
-        alone = quantized(spec.model_copy(update={"hidden_size": width}), scheme_named("fp8-channel"))
+        alone = quantized_size(spec.model_copy(update={"hidden_size": width}), scheme_named("fp8-channel"))
         assert swept.total.subs(h, width) == alone.total
 
 
@@ -214,7 +214,7 @@ PART_OF = {
 """Name of a tensor → the part that it belongs to."""
 
 
-def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[Site, bool]]:
+def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[WeightSite, bool]]:
     """Yields every tensor, and whether a published checkpoint would quantise it, judged by its name in the reference
     model.
     """
@@ -242,7 +242,7 @@ def test_a_checkpoint_so_laid_out_has_these_bytes(name: str, spec: ModelSpec, tm
             tensors |= {f"{where}.{i}.{key}": value for key, value in LAYOUTS[name](n_out, n_in).items()}
     save_file(tensors, tmp_path / "it.safetensors")
     checkpoint = read_safetensors(tmp_path / "it.safetensors")
-    got = quantized(spec, scheme_named(name))
+    got = quantized_size(spec, scheme_named(name))
     assert got.total == checkpoint.nbytes
     found = dict.fromkeys(PARTS, 0)
     for tensor in checkpoint.tensors:
@@ -317,7 +317,7 @@ def test_fp8_experts_of_transformers(experts: str) -> None:
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": experts}}
     )
     assert scheme is not None
-    got = quantized(spec, scheme).by_component["experts"]
+    got = quantized_size(spec, scheme).by_component["experts"]
     assert got.total == 2 * bytes_of(held.parameters())  # two layers
     assert got.scales == 2 * bytes_of(p for name, p in held.named_parameters() if "scale" in name)
 

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -24,7 +24,7 @@ GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
 def of_config(spec: ModelSpec, **quantization: Any) -> Parts:
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
-    return quantized(spec, scheme).by_part
+    return quantized_size(spec, scheme).by_part
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_entries_that_name_nothing_are_said() -> None:
         {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.blocks"]}}
     )
     assert scheme is not None
-    quantized(DENSE, scheme)
+    quantized_size(DENSE, scheme)
     assert [text for text in scheme.notes() if "not in this model: visual.blocks" in text]
 
 
@@ -253,7 +253,7 @@ def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], mess
 )
 def test_a_scheme_that_cannot_be_is_refused(name: str, spec: ModelSpec, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        quantized(spec, scheme_named(name))
+        quantized_size(spec, scheme_named(name))
 
 
 # memory
@@ -297,12 +297,12 @@ def test_the_command(run: Any) -> None:
 def test_optional_parts() -> None:
     """An MTP module's layer is converted, its input projection is not; llama.cpp's rules do not cover MTP modules."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
-    more, less = (quantized(spec, scheme_named("fp8"), include=which).by_part for which in (mtp, frozenset[str]()))
+    more, less = (quantized_size(spec, scheme_named("fp8"), include=which).by_part for which in (mtp, frozenset[str]()))
     assert more.unconverted - less.unconverted == 2 * (
         14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512
     )  # eh_proj, router, norms
     with pytest.raises(InputError, match="expected no --with-mtp"):
-        quantized(spec, scheme_named("q4_k_m"), include=mtp)
+        quantized_size(spec, scheme_named("q4_k_m"), include=mtp)
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "llama3-8b", "gpt2"])
@@ -312,9 +312,9 @@ def test_every_name_is_counted(model: str) -> None:
     for name in (*COMMON, "q4_k_m-qkv", "q4_0-imatrix"):
         if name == "mxfp4" and not experts:
             with pytest.raises(InputError, match="converts routed experts, and this model has none"):
-                quantized(spec, scheme_named(name))
+                quantized_size(spec, scheme_named(name))
             continue
-        assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
+        assert quantized_size(spec, scheme_named(name)).total < 2 * params(spec).total
 
 
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
@@ -324,12 +324,12 @@ def test_state_space_models(case: str) -> None:
     """
     spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
     for name in ("q4_k_m", "q8_0", "q2_k", "iq4_xs", "fp8", "nf4-double", "int8", "w8a8"):
-        assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
+        assert quantized_size(spec, scheme_named(name)).total < 2 * params(spec).total
     if case == "mamba-130m":
         with pytest.raises(InputError, match=r"dt_proj: rows of 48 are not a multiple of Q4_0's 32"):
-            quantized(spec, scheme_named("q4_0"))
+            quantized_size(spec, scheme_named("q4_0"))
         with pytest.raises(InputError, match=r"dt_proj: 48 columns are not a multiple of 128"):
-            quantized(spec, scheme_named("awq-int4-g128"))
+            quantized_size(spec, scheme_named("awq-int4-g128"))
 
 
 # --- mlx-lm -----------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_mlx_holds_a_scale_and_a_bias_a_group_of_all_maps_and_embeddings() -> No
     found = of_config(DENSE, **MLX)
     assert (found.weights, found.scales, found.zeros) == (maps // 2, maps // 32 * 2, maps // 32 * 2)
     assert found.unconverted == 2 * (params(DENSE).total - maps)
-    assert found == quantized(DENSE, _mlx({"quantization": MLX})).by_part == of_config(DENSE, **MLX, mode="affine")
+    assert found == quantized_size(DENSE, _mlx({"quantization": MLX})).by_part == of_config(DENSE, **MLX, mode="affine")
     three = of_config(DENSE, group_size=32, bits=3)
     assert (three.weights, three.scales) == (maps * 3 // 8, found.scales)
 

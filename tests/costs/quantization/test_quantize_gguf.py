@@ -16,9 +16,9 @@ import llmcalc
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import quantized, scheme_named
+from llmcalc.costs.quantization import quantized_size, scheme_named
 from llmcalc.costs.quantization.base import sites
-from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _Model
+from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
@@ -122,7 +122,7 @@ EXPECTED = {
 def test_a_gguf_file_of_that_mix_has_these_bytes(name: str, tmp_path: Path) -> None:
     gguf_file(ROUND, EXPECTED[name], tmp_path / "it.gguf")
     checkpoint = read_gguf(tmp_path / "it.gguf")
-    got = quantized(ROUND, scheme_named(name))
+    got = quantized_size(ROUND, scheme_named(name))
     assert got.total == checkpoint.nbytes
     scheme = scheme_named(name)
     assert isinstance(scheme, GGUFMix)
@@ -150,7 +150,7 @@ def mix(name: str) -> GGUFMix:
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and embeddings there."""
     found = list(sites(spec.tree()))
-    model = _Model(mix(name), spec, found)
+    model = _ModelRules(mix(name), spec, found)
     return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
 
 
@@ -245,9 +245,9 @@ def test_q_k_and_v_in_one_tensor() -> None:
 
 def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
     tied = ROUND.model_copy(update={"tie_word_embeddings": True})
-    got = quantized(tied, scheme_named("q4_k_m"))
+    got = quantized_size(tied, scheme_named("q4_k_m"))
     assert got.by_component["embedding"].total == 320 * 256 // 256 * 210
-    assert quantized(ROUND, scheme_named("q4_k_m")).by_component["embedding"].total == 320 * 256 // 256 * 144
+    assert quantized_size(ROUND, scheme_named("q4_k_m")).by_component["embedding"].total == 320 * 256 // 256 * 144
 
 
 # Published files
@@ -276,7 +276,7 @@ Its file has 64 more numbers than Llama 3's (rope_freqs).
 @pytest.mark.parametrize("name", LLAMA_CPP_BITS)
 def test_bits_a_weight_that_llama_cpp_publishes(name: str) -> None:
     spec = llmcalc.load("llama3-8b").model
-    assert round(8 * quantized(spec, scheme_named(name)).total / params(spec).total, 4) == LLAMA_CPP_BITS[name]
+    assert round(8 * quantized_size(spec, scheme_named(name)).total / params(spec).total, 4) == LLAMA_CPP_BITS[name]
 
 
 FILE_SIZES = json.loads((Path(__file__).parents[2] / "data/gguf/file_sizes.json").read_text())
@@ -298,7 +298,8 @@ def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> N
     """
     spec, suffix = spec_of(entry, tmp_path), "-imatrix" if entry["imatrix"] else ""
     left = {
-        name: size - quantized(spec, scheme_named(name.lower() + suffix)).total for name, size in entry["sizes"].items()
+        name: size - quantized_size(spec, scheme_named(name.lower() + suffix)).total
+        for name, size in entry["sizes"].items()
     }
     assert max(left.values()) - min(left.values()) <= 64, left
     assert 5e5 < min(left.values()) < 1e7  # 32,768 to 262,144 words
@@ -318,7 +319,7 @@ def test_published_files_with_fused_attention() -> None:
     left = {}
     for name, size in entry["sizes"].items():
         scheme = mix(name.lower() + "-imatrix-qkv")
-        left[name] = size - quantized(spec, scheme).total
+        left[name] = size - quantized_size(spec, scheme).total
         if name in BEFORE_2026_03:
             held = types_by_place(spec, scheme.label)
             counted = [held[f"layers.{i}.self_attn.q_proj"][0] for i in range(32)]
@@ -335,7 +336,7 @@ def test_published_mxfp4_files() -> None:
     The larger model has 12 more layers, whose tensor descriptions take about 14 kB.
     """
     small, large = (
-        size - quantized(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total
+        size - quantized_size(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total
         for name, size in FILE_SIZES["mxfp4_moe"]["sizes"].items()
     )
     assert 0 < large - small < 20_000
@@ -369,7 +370,7 @@ def test_deepseek_v3_checkpoint() -> None:
         module's own copies of embedding and output head.
     """
     spec = llmcalc.load("deepseek-v3").model
-    got = quantized(spec, scheme_named("fp8-block128"), include=frozenset({"mtp"})).by_part
+    got = quantized_size(spec, scheme_named("fp8-block128"), include=frozenset({"mtp"})).by_part
     assert got.weights == 680_571_043_840
     assert got.scales == 4 * (41_555_600 - 59 * 256)
     assert got.unconverted == 2 * (3_918_786_560 - 2 * 129_280 * 7_168)
@@ -378,4 +379,4 @@ def test_deepseek_v3_checkpoint() -> None:
 @pytest.mark.parametrize(("name", "total"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
 def test_gpt_oss_checkpoints(name: str, total: int) -> None:
     """Compares with `total_size` of each model.safetensors.index.json."""
-    assert quantized(llmcalc.load(name).model, scheme_named("mxfp4")).total == total
+    assert quantized_size(llmcalc.load(name).model, scheme_named("mxfp4")).total == total

@@ -15,7 +15,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import Parts, quantized, scheme_of_config
+from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -31,7 +31,7 @@ def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]
     """The bytes of a checkpoint with the modules of `config`'s classes and this `quantization_config`."""
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
-    return quantized(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
+    return quantized_size(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
 
 
 def of_llama(**quantization: Any) -> Parts:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization import quantized, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
 from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
@@ -93,7 +93,7 @@ def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
     real = [p for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn]
     scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
     assert scheme is not None
-    assert quantized(spec, scheme).by_part.weights == sum(p.numel() for p in real) > 0
+    assert quantized_size(spec, scheme).by_part.weights == sum(p.numel() for p in real) > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -109,7 +109,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
         routers = sum(
             site.tensor.size for site in sites(spec.tree()) if site.kind == "router" and site.tensor.role == "matrix"
         )
-        assert real - quantized(spec, scheme).by_part.weights == routers
+        assert real - quantized_size(spec, scheme).by_part.weights == routers
 
 
 def first(kind: str) -> tuple[ModelSpec, dict[str, Any]]:
@@ -170,7 +170,7 @@ def test_a_bitnet_model() -> None:
     assert scheme is not None
     held = {id(t): t for t in (*model.parameters(), *model.buffers()) if t.dtype in (torch.bfloat16, torch.uint8)}
     rotary = sum(t.numel() for name, t in model.named_buffers() if "inv_freq" in name and t.dtype == torch.bfloat16)
-    assert quantized(spec, scheme).total == sum(t.numel() * t.element_size() for t in held.values()) - 2 * rotary
+    assert quantized_size(spec, scheme).total == sum(t.numel() * t.element_size() for t in held.values()) - 2 * rotary
     assert (
         scheme_of_config(
             {
@@ -238,4 +238,4 @@ def test_published_checkpoints(name: str, config: dict[str, Any], total: int) ->
     """Compares with the sum over `data_offsets` in the headers of the safetensors files."""
     scheme = scheme_of_config({"quantization_config": config})
     assert scheme is not None
-    assert quantized(llmcalc.load(name).model, scheme).total == total
+    assert quantized_size(llmcalc.load(name).model, scheme).total == total

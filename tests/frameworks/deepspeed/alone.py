@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from llmcalc.witnesses.storages import Alive
+from llmcalc.witnesses.storages import StorageTracker
 
 COLLECTIVES = (
     "broadcast",
@@ -34,7 +34,7 @@ CHECKS = ("assert_lst_len_same_as_other_ranks", "assert_ints_same_as_other_ranks
 """What compares ranks."""
 
 
-class OfDevice(Alive):
+class OfDevice(StorageTracker):
     """The bytes on meta, the device. DeepSpeed makes tensors on meta for their shapes, which do not count."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -201,9 +201,9 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     import torch
     import torch._dynamo
 
-    from llmcalc.witnesses.memory import OnCpu
+    from llmcalc.witnesses.memory import CpuStorageTracker
 
-    class OfModel(OnCpu):
+    class OfModel(CpuStorageTracker):
         """Does not follow the copy of its input that gloo makes to scatter a sum, which it then splits."""
 
         def _follow(self, tensor: torch.Tensor, func: Any) -> None:
@@ -249,8 +249,8 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
 
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
-        module = loop.built(model(), dtype, device)
-        variants.change(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
+        module = loop.build_reference(model(), dtype, device)
+        variants.use_kernels(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

@@ -35,7 +35,7 @@ from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import encoded, optimizers, result, token_ids
+from llmcalc.witnesses.loop import build_optimizers, encoder_input, loss_or_output, token_ids
 from tests.simulator.witness import Alive
 
 STEPS = 2
@@ -232,7 +232,7 @@ def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
     finally:
         torch.set_default_dtype(before)
     adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
-    variants.change(model, training.choices, training.recompute, adapters)
+    variants.use_kernels(model, training.choices, training.recompute, adapters)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
 
     def wrap(module: Any, reshards: bool | None) -> None:
@@ -276,7 +276,7 @@ def by_torch(
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
             model = sharded(spec, training, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(
+            (optimizer,) = build_optimizers(
                 training.optimizer, parameters, training.implementation or "foreach", training.momentum
             )
             tracker: Any = watch(model, optimizer)
@@ -299,11 +299,11 @@ def _steps(
     for step in range(1, 1 + steps(training)):
         for batch in range(training.microbatches):
             ids = token_ids(spec, training.batch, training.seq, "cpu")
-            source = encoded(spec, training.batch, training.seq, training.dtype, "cpu")
+            source = encoder_input(spec, training.batch, training.seq, training.dtype, "cpu")
             model.set_requires_gradient_sync(fsdp.reduces_each or batch == training.microbatches - 1)
             tracker.restart()
-            with variants.running(training.choices):
-                loss = result(spec, model, ids, source, training.choices)
+            with variants.kernel_context(training.choices):
+                loss = loss_or_output(spec, model, ids, source, training.choices)
                 seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
                     tracker.peak,
                     tracker.now,

@@ -40,7 +40,7 @@ from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses import variants
-from llmcalc.witnesses.loop import optimizers
+from llmcalc.witnesses.loop import build_optimizers
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Steps, Tracker, _steps, is_layer
 
 KINDS = {
@@ -134,7 +134,7 @@ def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
     finally:
         torch.set_default_dtype(before)
     divide(model, mesh["tp"], fsdp.divides_loss)
-    variants.change(model, training.choices, training.recompute)
+    variants.use_kernels(model, training.choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model
@@ -185,7 +185,7 @@ def by_torch(
         with process_group(layout, rank) as mesh:
             model = sharded(spec, training, layout, fsdp, mesh)
             parameters = [(one, False) for one in model.parameters()]
-            (optimizer,) = optimizers(
+            (optimizer,) = build_optimizers(
                 training.optimizer, parameters, training.implementation or "foreach", training.momentum
             )
             tracker: Any = watch(model, optimizer)

@@ -31,7 +31,7 @@ from llmcalc.parallel.schedules import effective_schedule
 from llmcalc.simulator.meter import Meter
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.distributed.parallel import keep_stage
-from llmcalc.witnesses.loop import optimizers, token_ids
+from llmcalc.witnesses.loop import build_optimizers, token_ids
 from tests.frameworks.fsdp2.fully_sharded import STEP_COUNT
 from tests.frameworks.fsdp2.two_dimensional import Parts, divide
 
@@ -89,7 +89,7 @@ def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
-    variants.change(model, training.choices, training.recompute)
+    variants.use_kernels(model, training.choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
@@ -118,7 +118,7 @@ def by_torch(
             parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
             updates = [
                 next(
-                    iter(optimizers(training.optimizer, [(one, False) for one in part.parameters()], "foreach", False))
+                    iter(build_optimizers(training.optimizer, [(one, False) for one in part.parameters()], "foreach", False))
                 )
                 for part in parts
             ]

@@ -1,18 +1,18 @@
 // A training run over many devices: what the ranks hold, what one sends, the order of its pipeline, and which layouts fit.
-import { asking } from "../asking.js";
+import { debouncedQuery } from "../debounced_query.js";
 import { $, h } from "../dom.js";
 import { check, choice, command, line, number, style } from "../fields.js";
 import { bytes, gib, integer, joined, percent } from "../format.js";
-import { bar, fitting, legend, partsOf, PHASES, words } from "../held.js";
+import { bar, fitting, legend, partsOf, PHASES, words } from "../memory_bars.js";
 import { goesOn, said, usual } from "../kernels.js";
-import { FIELDS, layoutOf, options, request, same, starts } from "../run.js";
+import { FIELDS, layoutOf, options, request, same, starts } from "../training_settings.js";
 import { timetable } from "../schedule.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
 
 const FRAMEWORKS = { megatron: "Megatron-Core", fsdp2: "FSDP2", deepspeed: "DeepSpeed", torch: "torch" };
 const GROUPS = { tp: "tensor (tp)", sp: "sequence (sp)", pp: "pipeline (pp)", cp: "context (cp)", dp: "replicas (dp)", ep: "experts (ep)", etp: "an expert (etp)" };
-const SENDS = { all_reduce: "sums for all", all_gather: "gathers", reduce_scatter: "sums, a part each", all_to_all: "exchanges", send: "sends" };
+const SENDS = { all_reduce: "all-reduce", all_gather: "all-gather", reduce_scatter: "reduce-scatter", all_to_all: "all-to-all", send: "send" };
 const DIVIDED = { 0: "nothing", 1: "optimizer states", 2: "states, gradients", 3: "states, gradients, weights" };
 const LESS_COMMON = ["pp_layout", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch"]; // without a control of their own
 const NEAREST = "; nearest layouts: "; // in a message of the command line
@@ -21,7 +21,7 @@ const ROWS = 10; // of a plan
 let made = null, view = null, answer = null, planned = null, width = 0;
 let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
-const layouts = asking("cluster", "cluster-status", (found, along) => {
+const layouts = debouncedQuery("cluster", "cluster-status", (found, along) => {
   if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
     view.link();
     return ask();
@@ -31,7 +31,7 @@ const layouts = asking("cluster", "cluster-status", (found, along) => {
   window.llmcalc.cluster = found.found?.cluster;
   paintAll();
 });
-const plans = asking("plan", "plan-status", (found, along) => {
+const plans = debouncedQuery("plan", "plan-status", (found, along) => {
   planned = { ...found, ...along };
   window.llmcalc.plan = found.found?.plan;
   paintPlan();
@@ -192,7 +192,7 @@ function paintAll() {
     instead ? h("p", { class: "quiet instead" }, `The page begins with another layout, which this model cannot have: ${instead.why}.`) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}${used.peak_rank === used.device_rank ? `, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
     legend(parts, used.device_bytes, false), grid(used, layout),
-    h("p", { class: "quiet" }, "Ranks that are not shown hold what those of their stage do."),
+    h("p", { class: "quiet" }, "Unlisted ranks need as much as the listed rank of their stage."),
     h("details", {}, h("summary", {}, `Rank ${worst.rank} on accelerators`), fitting(fits, parts, used.device_bytes)),
     h("h3", {}, `Sent by rank ${used.device_rank} in a step`), sent(communication), holder);
   timetable(holder, answer.found.schedule, layout, workload.num_microbatches);

@@ -1,7 +1,7 @@
 // What one device needs at its peak, by kind, against the memory of accelerators.
 import { $, h } from "../dom.js";
 import { bytes, joined } from "../format.js";
-import { fitting, legend, partsOf } from "../held.js";
+import { fitting, legend, partsOf } from "../memory_bars.js";
 
 export function draw({ model }) {
   const place = $("memory"), { memory } = model;

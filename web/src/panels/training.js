@@ -1,11 +1,11 @@
 // What one device holds over a training step: by kind in each phase, module by module, and which accelerators have room.
-import { asking } from "../asking.js";
+import { debouncedQuery } from "../debounced_query.js";
 import { $, h, s } from "../dom.js";
 import { choice, command, line, slider, style } from "../fields.js";
 import { bytes, gib, integer, joined } from "../format.js";
-import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../held.js";
+import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../memory_bars.js";
 import { goesOn, said, usual } from "../kernels.js";
-import { request, same } from "../run.js";
+import { request, same } from "../training_settings.js";
 import { asked, state } from "../state.js";
 
 const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
@@ -14,7 +14,7 @@ const LABEL = 21; // pixels between two names of capacities
 
 let made = null, view = null, answer = null, width = 0;
 
-const question = asking("training", "training-status", (found, along) => {
+const question = debouncedQuery("training", "training-status", (found, along) => {
   if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
     view.link();
     return ask();

@@ -14,7 +14,7 @@ export const named = (kind) => NAMES[kind] ?? kind;
 /** [kind, bytes] of what stands at the peak, and of what the allocator and the runtime take beside it. */
 export function partsOf({ by_kind: kinds, peak_bytes: peak, device_bytes: device }) {
   const parts = Object.entries(kinds).filter(([, size]) => size > 0);
-  return device > peak ? [...parts, ["free blocks and context", device - peak]] : parts;
+  return device > peak ? [...parts, ["fragmentation and context", device - peak]] : parts;
 }
 
 export const words = (parts) => parts.map(([kind, size]) => `${named(kind)} ${joined(bytes(size))}`).join(", ");

@@ -7,7 +7,7 @@ const RESTS = 300; // ms without a change before a question is asked
 
 /** status: the element that says that Python is at work. shows: called with {found}, {error} or {stopped}, and what
     was given beside the question. */
-export function asking(call, status, shows) {
+export function debouncedQuery(call, status, shows) {
   let wanted = null, unwanted = null, busy = false;
 
   function working(since) {

@@ -5,7 +5,7 @@ import { $, h } from "./dom.js";
 const MARGIN = 120; // pixels outside of the window in which a place is as good as seen
 
 /** The panel src/panels/NAME.js, which draws into the element with that id. */
-export function later(name) {
+export function lazyPanel(name) {
   let view = null, drawn = null;
   const place = $(name);
   const near = () => { // measured when asked: an observer tells late where the page has grown meanwhile
