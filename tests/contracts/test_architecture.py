@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from tests.contracts.rooms import ENTRY_POINTS, PACKAGE, PICTURE, ROOT, draw, layers, read_rooms, without_implied
@@ -38,3 +39,11 @@ def test_every_room_is_in_the_contract_or_an_entry_point() -> None:
 def test_an_arrow_that_follows_from_others_is_left_out() -> None:
     arrows = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("a", "d"), ("a", "e")}
     assert without_implied(arrows) == [("a", "b"), ("a", "e"), ("b", "c"), ("c", "d")]
+
+
+def test_every_package_says_what_may_be_changed_without_reading_elsewhere() -> None:
+    packages = [folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()]
+    packages += [folder for folder in (PACKAGE / "frameworks").iterdir() if (folder / "__init__.py").exists()]
+    texts = {p.name: ast.get_docstring(ast.parse((p / "__init__.py").read_text())) or "" for p in packages}
+    assert len(texts) > 20
+    assert [name for name, text in texts.items() if "may be changed" not in text.split("\n\n")[-1]] == []
