@@ -516,7 +516,7 @@ def test_a_signal_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Pat
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=heeded,  # a shell's background processes, and those of nohup, start with it ignored
+        preexec_fn=heeded,  # noqa: PLW1509  # a shell's background processes, and those of nohup, start with it ignored
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
