@@ -11,8 +11,22 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.cli.main import main
+from tests.quick import QUICK
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only the tests that tests/quick.py lists, in a minute")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With `--quick`, collects what `tests/quick.py` lists and nothing else."""
+    if not config.option.quick or hasattr(config, "workerinput"):
+        return
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
+    config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
 
 
 def pytest_collection_finish() -> None:

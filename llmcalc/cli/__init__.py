@@ -1,13 +1,14 @@
-"""The command line: one module per command, imported when the command runs.
+"""The command line: one file a command, loaded when it is asked for; each reads its options, asks a question of
+`questions` and shows the report.
 
-A module parses the options, calls the library once and prints the report.
+The help text, panel and order of an option that stands here may be changed without reading elsewhere; the options of
+a run and of a layout are declared in `device_memory/settings.py` and `parallel/layout_request.py`.
 """
 
 
 def run() -> None:
-    """Starts the `llmcalc` command.
-
-    For a fast start, the garbage collector is off during imports, and pydantic does not search for plugins.
+    """The `llmcalc` command, started fast: nothing is collected while it is imported, for all of that stays, and the
+    installed packages are not searched for plugins of pydantic, which nothing here is for.
     """
     import gc
     import os

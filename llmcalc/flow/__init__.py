@@ -1,1 +1,5 @@
-"""The program that a model computes, and the tree of named nodes derived from it."""
+"""The program that a model computes, and the tree of named nodes derived from it.
+
+How a program is stored and walked may be changed here without reading the parts; the signature of a verb may not, for
+every part calls it and every profile of `simulator` has a method for it.
+"""

@@ -4,6 +4,8 @@ Each primitive declares its effects (parameters, buffers, FLOPs, cache) and has 
 that it does not declare is 0. FLOPs are those of `torch.utils.flop_counter`: matrix multiplications only, 2 per
 multiply-add; embedding look-ups, norms, softmax and activations are not counted. A new quantity is an effect in `base`
 and its methods.
+
+The arithmetic of an op may be changed without reading the parts that use it; its fields are filled by `flow/verbs`.
 """
 
 from __future__ import annotations

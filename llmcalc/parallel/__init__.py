@@ -1,1 +1,6 @@
-"""Parallel layouts: the program of a rank, where its values lie, what ranks send each other, pipelines' schedules."""
+"""Parallel layouts: the program of a rank, where its values lie, what ranks send each other, pipelines' schedules,
+search.
+
+How layouts are searched and suggested (`search`, `nearest`) and the words of a layout's options (`layout_request`)
+may be changed without reading elsewhere; the numbering of ranks in `layout` is relied on by every framework.
+"""

@@ -15,7 +15,9 @@ from ..simulator.choices import EAGER
 def untested(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns the parts and kernels of a model, optimizers and frameworks whose memory was never measured."""
     include = frozenset({MTP.name})
-    frameworks = [evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)]
+    frameworks = [
+        evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
+    ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     everything = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]
     return tuple(dict.fromkeys(item for item in everything if item.status == "untested"))

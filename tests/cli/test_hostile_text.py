@@ -18,6 +18,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -509,7 +510,14 @@ with write_whole(Path(sys.argv[1]), "--output") as out:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Path) -> None:
     words = [sys.executable, "-c", WRITES, str(tmp_path / "answer.json")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    heeded = partial(signal.signal, number, signal.SIG_DFL)
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=heeded,  # noqa: PLW1509  # a shell's background processes, and those of nohup, start with it ignored
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         assert len(list(tmp_path.iterdir())) == 1

@@ -100,7 +100,7 @@ def test_memory_and_compare_take_them_too(run: Run) -> None:
     assert compared["compare"]["kv_bytes_per_token"] == LAYERS * KV_HEADS * PER_HEAD["nvfp4"]
 
 
-@pytest.mark.parametrize("command", [("kv", "--dtype"), ("memory", "--kv-dtype"), ("compare", "--dtype")])
+@pytest.mark.parametrize("command", [("kv", "--kv-dtype"), ("memory", "--kv-dtype"), ("compare", "--kv-dtype")])
 def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> None:
     name, option = command
     code, out, err = run(name, "gpt2", option, "q9_0")
@@ -111,6 +111,6 @@ def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> No
 
 
 def test_explain_takes_number_formats_alone(run: Run) -> None:
-    code, out, err = run("explain", "gpt2", "--dtype", "q8_0")
+    code, out, err = run("explain", "gpt2", "--kv-dtype", "q8_0")
     assert (code, out) == (2, "")
-    assert "--dtype: unknown dtype 'q8_0'" in err
+    assert "--kv-dtype: unknown dtype 'q8_0'" in err

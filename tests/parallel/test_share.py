@@ -119,7 +119,9 @@ def test_the_rank_that_has_most_is_found() -> None:
     spec = model("llama3-8b")
     layout = Layout(tp=2, pp=4)
     assert heaviest_rank(spec, layout, lambda one: params(one).total).rank == 6  # the head and a norm
-    assert heaviest_rank(spec, layout, lambda one: flops(one, run_config_of(one)).total).rank == 6  # the head's products
+    assert (
+        heaviest_rank(spec, layout, lambda one: flops(one, run_config_of(one)).total).rank == 6
+    )  # the head's products
     assert heaviest_rank(spec, layout, lambda one: kv(one).bytes).rank == 0
 
 

@@ -1,4 +1,7 @@
-"""`llmcalc plot`: one file a picture."""
+"""`llmcalc plot`: one file a picture, with its options.
+
+An option's help may be changed without reading elsewhere; what a picture shows is decided in `plots`.
+"""
 
 HELP = "Pictures of answers, as svg, png or pdf."
 

@@ -1,1 +1,5 @@
-"""ZeRO as DeepSpeed runs it: what one rank holds (Rajbhandari 2019, arXiv:1910.02054)."""
+"""ZeRO as DeepSpeed runs it: its configuration file, and what one rank holds (Rajbhandari 2019, arXiv:1910.02054).
+
+All of it may be changed without reading another framework; what DeepSpeed's processes were seen to hold is in
+`tests/data/deepspeed.json`.
+"""

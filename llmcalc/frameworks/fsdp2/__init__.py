@@ -8,4 +8,6 @@ and the collective operations of a step.
 Not modelled: layers that share parameters, parameters that no pass reads, adapters, autocast beside the mixed precision
 of `fully_shard`, the optimizer in the backward pass, image and audio encoders, offloading to the host, and
 resharding to fewer ranks than all (`reshard_after_forward=N`).
+
+All of it may be changed without reading another framework.
 """

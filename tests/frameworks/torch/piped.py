@@ -118,7 +118,11 @@ def by_torch(
             parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own]
             updates = [
                 next(
-                    iter(build_optimizers(training.optimizer, [(one, False) for one in part.parameters()], "foreach", False))
+                    iter(
+                        build_optimizers(
+                            training.optimizer, [(one, False) for one in part.parameters()], "foreach", False
+                        )
+                    )
                 )
                 for part in parts
             ]

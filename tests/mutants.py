@@ -1,0 +1,125 @@
+"""Which mistakes the quick tests notice: `python -m tests.mutants` makes one at a time, in a copy, and runs `--quick`.
+
+A mutant is one line of the package with a mistake in it. Of each, the script prints the test that failed first, or that
+none did. Numbers as arguments run some of them: `python -m tests.mutants 3 17`. The quick tests (`tests/quick.py`) have
+to catch nine of ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Mutant(NamedTuple):
+    """A mistake. file: below llmcalc/. text: what stands there, once in the file. replacement: what is put there."""
+
+    file: str
+    text: str
+    replacement: str
+
+
+MUTANTS = (
+    # the arithmetic of one op
+    Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
+    Mutant("ops/linear.py", "2 * add(rows, graded) * self.n_in", "2 * add(rows, rows) * self.n_in"),
+    Mutant("ops/linear.py", "return self.top_k * self.one()", "return self.num_experts * self.one()"),
+    Mutant("ops/attention.py", 'scores = 3 if s.attention == "flash" else 2', "scores = 2"),
+    Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
+    Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
+    # parts
+    Mutant("components/networks/feed_forward.py", "x, inner, bias=self.up_bias)) if", "x, inner)) if"),
+    Mutant("components/mixers/attention.py", 'x, (heads, dim), self.k_bias,', 'x, (heads, dim), False,'),
+    Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
+    # the tree
+    Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
+    Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
+    Mutant("flow/tree.py", "for op in (self.op, *self.forms.values()))", "for op in (self.op,))"),
+    # costs
+    Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
+    Mutant("costs/flops.py", "forward + use.backward_flops() if", "2 * forward if"),
+    Mutant("costs/cache.py", "use.cache_bits(2) - use.cache_bits(1)", "use.cache_bits(1)"),
+    Mutant("costs/recomputation.py", "cost = _not_kept_of if how.kept else", "cost ="),
+    Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
+    Mutant("costs/quantization/linear.py", 'KEPT = ("router", "residual", "mtp")', 'KEPT = ("residual", "mtp")'),
+    # readers
+    Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
+    Mutant("sources/huggingface/families/deepseek/deepseek.py", "width * shared) if shared", "width) if shared"),
+    Mutant("sources/huggingface/parts.py", "part = share if part is None else part", "part = share"),
+    Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
+    Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
+    # the simulator
+    Mutant("simulator/aten/elementwise.py", "power = self.like(g), self.like(out)", "power = (self.like(g),) * 2"),
+    Mutant("simulator/caching_allocator.py", "SMALL_SIZE = 1 << 20", "SMALL_SIZE = 1 << 19"),
+    Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
+    Mutant("simulator/repeat_layers.py", "(b - a) * missing // added", "(b - a) * (missing - 1) // added"),
+    # the memory of one device
+    Mutant("device_memory/static.py", '"float32" if master == "fp32" else weights)', "weights)"),
+    Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
+    Mutant("device_memory/device_memory.py", "found.after + found.slop_after,", "found.after,"),
+    Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
+    # layouts
+    Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
+    Mutant("parallel/layout.py", "pp, dp = divmod(rest, self.dp)", "dp, pp = divmod(rest, self.pp)"),
+    Mutant("parallel/messages.py", "sent.times * chunk.batches", "sent.times"),
+    # frameworks
+    Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shards, BUCKET,", "math.lcm(BUCKET,"),
+    Mutant("frameworks/fsdp2/param_groups.py", "self.part * how.shards * width)", "self.part * width)"),
+    Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
+    # the command line and its reports
+    Mutant("cli/memory.py", "if not answer.ok:", "if answer.ok is None:"),
+    Mutant("reports/params.py", "if count.active != total:", "if count.active > total:"),
+    Mutant("reports/formats/plain.py", "value.is_integer() and abs(value)", "abs(value)"),
+)  # fmt: skip
+
+FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+def first_failure(folder: Path) -> str:
+    """The quick test that fails first in a copy of the project; empty if none does."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--quick"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    found = FIRST.search(done.stdout)
+    return found[1] if found else f"exit code {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Which mistakes the quick tests notice"
+    )
+    parser.add_argument("numbers", nargs="*", type=int, help="of the mutants to run, from 1; all by default")
+    chosen = parser.parse_args().numbers or range(1, len(MUTANTS) + 1)
+    caught = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "copy"
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", "site", "dist"))
+        if failed := first_failure(folder):
+            raise SystemExit(f"error: without a mutant {failed} fails")
+        for number in chosen:
+            mutant = MUTANTS[number - 1]
+            file = folder / "llmcalc" / mutant.file
+            text, start = file.read_text(), time.monotonic()
+            file.write_text(text.replace(mutant.text, mutant.replacement))
+            test = first_failure(folder)
+            file.write_text(text)
+            caught += bool(test)
+            print(f"{number:2} {mutant.file}: {mutant.replacement or '(nothing)'!r}")
+            print(f"   {test or 'NOT CAUGHT'} ({time.monotonic() - start:.0f} s)", flush=True)
+    print(f"{caught} of {len(chosen)} caught")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The tests that `pytest --quick` runs: those that notice most mistakes in counts, memory and the command line in the
+least time. `python -m tests.mutants` says what they notice.
+"""
+
+QUICK = (
+    # counts
+    "costs/test_params.py",
+    "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
+    "costs/test_cache.py",
+    "costs/test_cache_formats.py",
+    "costs/quantization/test_quantize.py",
+    "costs/quantization/test_quantize_config.py",
+    "contracts/test_parts.py",
+    "test_model.py",
+    # readers
+    "sources/test_convert.py::test_presets_come_back",
+    "sources/test_checkpoints.py",
+    "sources/test_published_configs.py",
+    "sources/test_target.py",
+    # the memory of one device
+    "simulator/test_allocator.py",
+    "simulator/test_choices.py",
+    "simulator/test_eager.py",
+    "device_memory/test_memory.py",
+    "device_memory/test_inference.py",
+    "device_memory/test_resident.py",
+    "device_memory/test_training.py",
+    # layouts and frameworks
+    "parallel/test_layout.py",
+    "parallel/test_messages.py",
+    "parallel/test_rank.py",
+    "parallel/test_share.py",
+    "frameworks/fsdp2/test_torchtitan.py",
+    "frameworks/deepspeed/test_deepspeed.py",
+    "frameworks/megatron/test_megatron.py",
+    # the command line
+    "reports/test_cluster.py",
+    "reports/test_forms.py",
+    "reports/test_notes.py",
+)
+"""Files and tests below tests/."""
