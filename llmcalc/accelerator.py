@@ -86,7 +86,9 @@ class Hardware(Record):
     released: the date of the vendor's announcement, as YYYY, YYYY-MM or YYYY-MM-DD.
     aliases: other names that `--hardware` accepts.
     memory_bytes: nominal memory, including the share of the driver and of error correction.
-    usable_memory_bytes: memory that a program can allocate, if it is published or measured.
+    driver_total: bytes that the driver offers to programs, as CUDA and torch report them (`torch.cuda.mem_get_info()[1]`).
+        None if no source states it.
+    usable_memory_bytes: memory as tools of the vendor show it, such as nvidia-smi, or as it was measured.
     memory_bandwidth: bytes/s.
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
@@ -104,6 +106,7 @@ class Hardware(Record):
     released: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}){0,2}$")
     aliases: tuple[str, ...] = ()
     memory_bytes: Amount
+    driver_total: Amount | None = None
     usable_memory_bytes: Amount | None = None
     memory_bandwidth: Amount | None = None
     interconnect: Interconnect | None = None
@@ -119,11 +122,13 @@ class Hardware(Record):
 
     @property
     def capacity_bytes(self) -> int:
-        """The memory that a run can use: the usable memory, or the nominal one if that is not known."""
-        return self.memory_bytes if self.usable_memory_bytes is None else self.usable_memory_bytes
+        """The memory that a run can use: the driver's total, else the usable memory, else the nominal one."""
+        return self.driver_total or self.usable_memory_bytes or self.memory_bytes
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
+            raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
         for one in sized:
             if one.usable_memory_bytes is not None and one.usable_memory_bytes > one.memory_bytes:
@@ -204,13 +209,13 @@ class Fit:
 
     @property
     def capacity(self) -> int:
-        """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
+        """The memory of the accelerator that a run can use, in bytes."""
         return self.hardware.capacity_bytes
 
     @property
     def nominal(self) -> bool:
         """Whether `capacity` is the nominal memory, because the usable memory is not known."""
-        return self.hardware.usable_memory_bytes is None
+        return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 
     @property
     def left_bytes(self) -> int:
