@@ -25,7 +25,7 @@ MOST_REPLAYED_LAYERS = 1000
 """Layers up to which all are replayed on the allocator."""
 
 EXTRAPOLATED_FROM = 125, 250
-"""Layers of the two runs from which what the allocator adds to a run with more than `MOST_REPLAYED_LAYERS` is extrapolated."""
+"""Layers of the two runs from which the allocator's overhead of a run with more layers is extrapolated."""
 
 MOST_IRREGULAR_LAYERS = 256
 """Layers outside of the repeats of a pattern, at most: each of them is recorded by itself."""
@@ -218,8 +218,9 @@ def without_garbage_collection() -> Iterator[None]:
 def _replayed(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
-    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than `MOST_REPLAYED_LAYERS`
-    layers plays fewer on the allocator: what that adds grows with every layer as much as between two shorter runs.
+    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than
+    `MOST_REPLAYED_LAYERS` layers plays fewer on the allocator: its overhead grows with every layer as much as between
+    two shorter runs.
     """
     repeating = [i for i, loop in enumerate(stacks) if loop.can_extrapolate]
     few = {i: stacks[i].kinds(RECORDED_REPEATS) for i in repeating}
@@ -262,9 +263,8 @@ def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model of which too many layers repeat no pattern."""
     alone = sum(stack.alone if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec))
     if alone > MOST_IRREGULAR_LAYERS:
-        raise InputError(
-            f"{alone:,} layers that repeat no pattern are too many for memory; expected at most {MOST_IRREGULAR_LAYERS:,}"
-        )
+        most = f"expected at most {MOST_IRREGULAR_LAYERS:,}"
+        raise InputError(f"{alone:,} layers that repeat no pattern are too many for memory; {most}")
 
 
 def _joined(found: Sequence[ReplayResult]) -> ReplayResult:

@@ -103,8 +103,8 @@ Part: TypeAlias = list[Event] | Sweep
 class RepeatAnalysis:
     """The events of a run, for any number of repeats.
 
-    recorded: the run, with `RECORDED_REPEATS` repeats of the stacks whose numbers are in `grows`, and all repeats of the
-        others. stacks: all of them.
+    recorded: the run, with `RECORDED_REPEATS` repeats of the stacks whose numbers are in `grows`, and all repeats of
+        the others. stacks: all of them.
     Raises `NotRepeating` if the repeats differ.
     """
 
