@@ -86,8 +86,8 @@ class Hardware(Record):
     released: the date of the vendor's announcement, as YYYY, YYYY-MM or YYYY-MM-DD.
     aliases: other names that `--hardware` accepts.
     memory_bytes: nominal memory, including the share of the driver and of error correction.
-    driver_total: bytes that the driver offers to programs, as CUDA and torch report them (`torch.cuda.mem_get_info()[1]`).
-        None if no source states it.
+    driver_total: bytes that the driver offers to programs, as CUDA and torch report them
+        (`torch.cuda.mem_get_info()[1]`). None if no source states it.
     usable_memory_bytes: memory as tools of the vendor show it, such as nvidia-smi, or as it was measured.
     memory_bandwidth: bytes/s.
     interconnect: the link to other accelerators.

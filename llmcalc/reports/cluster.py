@@ -91,6 +91,10 @@ MESSAGE_NAMES = {
 """Kind of message → its name in tables."""
 
 
+VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
+"""Verdict → the words before an accelerator's name in the first line."""
+
+
 def report(
     preset: Preset, cluster: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
 ) -> Report:
@@ -104,11 +108,14 @@ def report(
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest.device)
     answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
+    if len(fits) == 1:
+        answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
     notes = said([*warnings, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
     parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
-    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks")
+    has_stages = layout.pp > 1
+    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
     phases = Table(f"Over time on rank {largest.rank}", PHASE_COLUMNS, phase_rows(largest.device), name="phases")
     messages = Table(
         f"Sent by rank {largest.rank} in a step, in {units.GIB.name}",
@@ -117,6 +124,7 @@ def report(
         name="communication",
     )
     fits_on = fits_table(fits, f"Rank {largest.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         data(preset, cluster, fits, launched),
         [parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],

@@ -96,6 +96,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     def add_rate(quantity: str, value: int | None) -> None:
         add(quantity, value, _rate(value or 0), "B/s")
 
+    add("driver's total", hardware.driver_total, units.memory(hardware.driver_total or 0), "B")
     add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
     add_rate("memory bandwidth", hardware.memory_bandwidth)
     link, nic, parts = hardware.interconnect, hardware.nic, hardware.compute_units
@@ -138,6 +139,7 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
         "released": hardware.released,
         "aliases": list(hardware.aliases),
         "memory_bytes": hardware.memory_bytes,
+        "driver_total": hardware.driver_total,
         "usable_memory_bytes": hardware.usable_memory_bytes,
         "memory_bandwidth": hardware.memory_bandwidth,
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},

@@ -35,6 +35,7 @@ MINIMAL = {
 
 TERMS = {
     "memory_bytes": r"\bmemory\b(?! bandwidth)",
+    "driver_total": "driver's total",
     "usable_memory_bytes": "usable memory",
     "memory_bandwidth": "memory bandwidth",
     "peak_flops": r"\bpeaks?\b",
@@ -102,6 +103,8 @@ class TestEachAccelerator:
         assert 2**33 <= hardware.memory_bytes <= 2**40  # 8 GiB to 1 TiB
         assert hardware.memory_bytes % 2**30 == 0  # binary sizes, as stated in the notes
         assert 6 * 10**10 <= hardware.memory_bandwidth <= 2 * 10**13
+        if hardware.driver_total is not None:  # 0.1 to 0.7 GiB below what nvidia-smi shows
+            assert 0.9 <= hardware.driver_total / hardware.memory_bytes <= 1
         if hardware.usable_memory_bytes is not None:
             assert 0.66 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1
         if hardware.interconnect is not None:  # a link is slower than the memory
