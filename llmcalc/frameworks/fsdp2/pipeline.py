@@ -370,7 +370,7 @@ def stage_memory(
         for chunk in run.chunks:
             own = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
             few = {
-                i: loop.kinds(RECORDED_REPEATS)
+                i: loop.kind_repeats(RECORDED_REPEATS)
                 for i, loop in enumerate(own)
                 if can_extrapolate and loop.repeats > RECORDED_REPEATS
             }
@@ -383,7 +383,7 @@ def stage_memory(
         whole = unfolding(can_extrapolate=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
         whole = unfolding(can_extrapolate=False)
-    found, taken = whole.counted({}), whole.blocks(CachingAllocator(runtime.expandable), {})
+    found, taken = whole.counted({}), whole.overhead(CachingAllocator(runtime.expandable), {})
     found.slop, found.slop_after = taken.slop, taken.slop_after
     found.reserved = found.peak[1].bytes + taken.slop + taken.free
     return summarize(found, runtime, layer_stacks(spec), tensors)
