@@ -1,4 +1,4 @@
-"""The memory of one device as an answer: how much, when, where, and what it is made of."""
+"""The memory of one device: bytes, the time and module of each peak, and the kinds of tensors in it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .cuda_runtime import Runtime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
 
 MOST_REPLAYED_LAYERS = 1000
-"""Layers up to which all are replayed on the allocator."""
+"""The largest number of layers of a run that is replayed whole on the allocator."""
 
 EXTRAPOLATED_FROM = 125, 250
-"""Layers of the two runs from which the allocator's overhead of a run with more layers is extrapolated."""
+"""Layers of the two runs from which the allocator's overhead in a longer run is extrapolated."""
 
 MOST_IRREGULAR_LAYERS = 256
-"""Layers outside of the repeats of a pattern, at most: each of them is recorded by itself."""
+"""The largest number of layers outside of the repeats of a pattern: each of them is recorded by itself."""
 
 MOST_RECORDED_LAYERS = 1000
-"""Layers that are recorded one by one, at most, where the repeats of a pattern turn out to differ."""
+"""The largest number of layers that are recorded one by one, where the repeats of a pattern differ."""
 
 MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
@@ -40,7 +40,12 @@ TORCH = "torch 2.13"
 
 
 class Point(NamedTuple):
-    """The most bytes while a module ran. node: its path, with the index of its layer; empty for the model itself."""
+    """The peak while a module ran.
+
+    phase: part of the step.
+    node: path of the module, with the index of its layer; empty for the model itself.
+    bytes: bytes of tensors at the peak.
+    """
 
     phase: str
     node: str
@@ -49,12 +54,15 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the answer, and how it is known.
+    """A part of the sum, with the evidence for it.
 
-    status: as in `evidence.Status`: that of the least known of what the run uses.
-    witness: what it was compared with, or where it was read; what has no measurement where the status is `untested`.
-    versions: the versions of the libraries for which it holds; empty if it does not depend on a version.
-    of_runtime: whether it is taken by the allocator, a library or the driver, whatever the run uses.
+    name: name in the report.
+    bytes: bytes.
+    status: the weakest status (`evidence.Status`) of anything that the run uses.
+    witness: the measurement that it was compared with, or the source that it was read from; with the status `untested`,
+        the parts without a measurement.
+    versions: library versions for which it holds; empty if it depends on none.
+    of_runtime: whether the allocator, a library or the driver takes it, independent of the model; default false.
     """
 
     name: str
@@ -74,11 +82,11 @@ class DeviceMemory:
     after_step_bytes: the allocator's blocks after a step (torch.cuda.memory_allocated).
     reserved_bytes: the allocator's segments (torch.cuda.max_memory_reserved).
     device_bytes: the segments and the CUDA context, which is what has to fit.
-    peak_at: where the peak of blocks is. by_kind: what they are; it adds up to `peak_bytes`.
-        `overhead` is workspaces, and the rounding to blocks.
-    timeline: the most bytes of tensors of every module, in the order of the step. moments: phase → its highest point,
-        by kind, as bytes of tensors.
-    terms: parts of the answer, with how each is known; they add up to `device_bytes`.
+    peak_at: the phase and module of the peak.
+    by_kind: `peak_bytes` by kind of tensor. `overhead` is workspaces, and the rounding to blocks.
+    timeline: the peak of every module in bytes of tensors, in the order of the step.
+    moments: phase → the bytes of tensors at its peak, by kind.
+    terms: the parts of `device_bytes`, each with its evidence.
     """
 
     exact_bytes: int
@@ -94,22 +102,28 @@ class DeviceMemory:
 
 
 TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
-"""The tensors of a run of which everything is compared with torch."""
+"""The tensors of a run whose parts are all compared with torch."""
 
 
 class Run(Protocol):
-    """Records the runs of a model, each of which has an allocator of its own."""
+    """Records the runs of a model. Each run has its own allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """layers: repeats of each stack's pattern, all by default. workspace: bytes of one."""
+        """Records the runs.
+
+        layers: stack → repeats of its pattern; stacks that are not there run whole.
+        workspace: bytes of one cuBLAS workspace.
+        """
 
 
 @dataclass(frozen=True)
 class UnreplayedBytes:
-    """Bytes that a run holds and does not replay, such as those of image encoders.
+    """Bytes that a run needs and the replay does not see, such as those of image encoders.
 
-    kind: what they are counted under. bytes: how many. phases: when they are there; by default always. stays: whether
-        they are there after the run; true by default.
+    kind: the kind that they are counted under.
+    bytes: number of bytes.
+    phases: phases in which they are allocated; default all.
+    stays: whether they are still allocated after the run; default true.
     """
 
     kind: str
@@ -119,8 +133,8 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """A term of a run, known as well as the least known of what the run uses."""
-    status = weakest([term.status, *(one.status for one in evidence)])
+    """A term with the weakest status of the evidence for what the run uses."""
+    status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
     if status == "untested":
@@ -134,7 +148,7 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """The memory of a device whose terms are known as well as the least known of what its run uses."""
+    """The memory of a device, with the weakest status of the evidence for what its run uses in every term."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
@@ -142,69 +156,72 @@ def device_memory(
     spec: ModelSpec,
     run: Run,
     runtime: Runtime,
-    beside: Sequence[UnreplayedBytes],
+    unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
     every: int = 1,
 ) -> DeviceMemory:
-    """Replays a run and sums up what it holds.
+    """Replays a run and returns its memory.
 
-    beside: what it holds too. tensors: how its tensors are known. every: one layer of so many is not run as the others
-    are; 1 (default) if all are run alike.
+    unreplayed: bytes that the replay does not see.
+    tensors: the term of its tensors, with their evidence.
+    every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
     """
     stacks = layer_stacks(spec, every)
-    found, whole = _replayed(run, runtime, stacks)
-    _add(found, beside)
-    return summarize(found, runtime, stacks, tensors, whole)
+    result, whole = _replay(run, runtime, stacks)
+    _add_unreplayed(result, unreplayed)
+    return summarize(result, runtime, stacks, tensors, whole)
 
 
 def summarize(
-    found: ReplayResult,
+    result: ReplayResult,
     runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
     whole: bool = True,
-    further: Sequence[Term] = (),
+    extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
-    """What a replay has found, as an answer.
+    """The memory of a device from the result of a replay.
 
-    stacks: of the model. tensors: how its tensors are known. whole: whether all layers were replayed on the allocator.
-    further: terms that are part of the tensors.
+    stacks: the stacks of the model.
+    tensors: the term of the tensors, with their evidence.
+    whole: whether all layers were replayed on the allocator; default true.
+    extra_terms: terms that are part of the tensors; default none.
     """
-    place, peak = found.peak
+    place, peak = result.peak
     workspaces = peak.kinds["overhead"]
-    kinds = peak.kinds | {"overhead": workspaces + found.slop}
-    total = peak.bytes + found.slop
-    reserved = max(found.reserved, total)
+    kinds = peak.kinds | {"overhead": workspaces + result.slop}
+    total = peak.bytes + result.slop
+    reserved = max(result.reserved, total)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=total,
-        after_step_bytes=found.after + found.slop_after,
+        after_step_bytes=result.after + result.slop_after,
         reserved_bytes=reserved,
         device_bytes=reserved + runtime.context,
         peak_at=Point(place.phase, node_path(place, stacks), peak.bytes),
         by_kind=kinds,
-        timeline=tuple(timeline(found, stacks)),
-        moments=moments(found.peaks),
+        timeline=tuple(timeline(result, stacks)),
+        moments=moments(result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
-            *further,
+            *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", found.slop, *_allocator(whole), TORCH, True),
-            Term("free blocks", reserved - total, "estimate", _allocator(whole)[1], TORCH, True),
+            Term("rounding to blocks", result.slop, *_allocator_evidence(whole), TORCH, True),
+            Term("free blocks", reserved - total, "estimate", _allocator_evidence(whole)[1], TORCH, True),
             Term("CUDA context", runtime.context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
         ),
     )
 
 
-def _allocator(whole: bool) -> tuple[Status, str]:
-    """How what the allocator adds is known."""
+def _allocator_evidence(whole: bool) -> tuple[Status, str]:
+    """Status and source of the allocator's overhead."""
     source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     return ("source", source) if whole else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Puts off the collection of cyclic garbage: a run makes many objects, and frees them by reference counts."""
+    """Suspends the collection of cyclic garbage: a run makes many objects, and reference counts free them all."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -215,17 +232,16 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @without_garbage_collection()
-def _replayed(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
-    """What a run finds on the caching allocator, and whether all layers were replayed there.
+def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
+    """The result of a run on the caching allocator, and whether all layers were replayed there.
 
-    The run is recorded with a few layers of each pattern, and unfolded to all of them. Only a run of more than
-    `MOST_REPLAYED_LAYERS` layers plays fewer on the allocator: its overhead grows with every layer as much as between
-    two shorter runs.
+    The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
+    `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
     """
-    repeating = [i for i, loop in enumerate(stacks) if loop.can_extrapolate]
-    few = {i: stacks[i].kinds(RECORDED_REPEATS) for i in repeating}
+    repeating = [i for i, stack in enumerate(stacks) if stack.can_extrapolate]
+    few = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
     try:
-        runs = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
+        analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
     except NotRepeating:
         repeating = []
         layers = sum(stack.layers for stack in stacks)
@@ -234,72 +250,75 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Rep
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
             raise InputError(message) from None
-        runs = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
+        analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
-        return _joined([one.counted(layers) for one in runs])
+        return _joined([analysis.counted(layers) for analysis in analyses])
 
-    def blocks(layers: Mapping[int, int]) -> AllocatorOverhead:
-        return AllocatorOverhead.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
+    def overhead(layers: Mapping[int, int]) -> AllocatorOverhead:
+        return AllocatorOverhead.joined(
+            [analysis.overhead(CachingAllocator(runtime.expandable), layers) for analysis in analyses]
+        )
 
-    found = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
-    whole = not repeating or sum(loop.layers for loop in stacks) <= MOST_REPLAYED_LAYERS
+    result = extrapolate_layers(counted, stacks) if repeating else highest_pass(counted({}))
+    whole = not repeating or sum(stack.layers for stack in stacks) <= MOST_REPLAYED_LAYERS
     if whole:
-        taken = blocks({})
+        added_bytes = overhead({})
     else:
-        some, more = (
+        shorter, longer = (
             {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating} for layers in EXTRAPOLATED_FROM
         )
-        more = {i: min(stacks[i].repeats, max(more[i], some[i] + 1)) for i in repeating}
-        added = sum((more[i] - some[i]) * stacks[i].period for i in repeating)
-        missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in repeating)
-        taken = blocks(some).grown(blocks(more), missing, added)
-    found.slop, found.slop_after = taken.slop, taken.slop_after
-    found.reserved = found.peak[1].bytes + taken.slop + taken.free
-    return found, whole
+        longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
+        added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
+        missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
+        added_bytes = overhead(shorter).extrapolated(overhead(longer), missing, added)
+    result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
+    result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
+    return result, whole
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model of which too many layers repeat no pattern."""
-    alone = sum(stack.alone if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec))
-    if alone > MOST_IRREGULAR_LAYERS:
+    """Raises `InputError` for a model with too many layers that repeat no pattern."""
+    irregular = sum(
+        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
+    )
+    if irregular > MOST_IRREGULAR_LAYERS:
         most = f"expected at most {MOST_IRREGULAR_LAYERS:,}"
-        raise InputError(f"{alone:,} layers that repeat no pattern are too many for memory; {most}")
+        raise InputError(f"{irregular:,} layers that repeat no pattern are too many for memory; {most}")
 
 
-def _joined(found: Sequence[ReplayResult]) -> ReplayResult:
-    """Several runs, one after the other."""
-    peaks = {place: peak for one in found for place, peak in one.peaks.items()}
-    return ReplayResult(set_up=found[0].set_up, after=found[-1].after, peaks=peaks)
+def _joined(runs: Sequence[ReplayResult]) -> ReplayResult:
+    """The result of several runs, one after the other."""
+    peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
+    return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 
-def _add(found: ReplayResult, beside: Sequence[UnreplayedBytes]) -> None:
-    """Adds what the run holds beside."""
-    for one in beside:
-        found.set_up += one.bytes
-        found.reserved += one.bytes
-        found.after += one.bytes if one.stays else 0
-        for place, peak in found.peaks.items():
-            if place.phase in one.phases:
-                peak.bytes += one.bytes
-                peak.by_kind[one.kind] = peak.by_kind.get(one.kind, 0) + one.bytes
+def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
+    """Adds the bytes that the replay does not see to its result."""
+    for tensors in unreplayed:
+        result.set_up += tensors.bytes
+        result.reserved += tensors.bytes
+        result.after += tensors.bytes if tensors.stays else 0
+        for place, peak in result.peaks.items():
+            if place.phase in tensors.phases:
+                peak.bytes += tensors.bytes
+                peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
-def timeline(found: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
-    """The most of every module of every layer that makes a tensor, in the order of the phases."""
+def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+    """The peak of every module of every layer that allocates a tensor, in the order of the phases."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
-    for phase, node, bytes in list_places(found, stacks):
+    for phase, node, bytes in list_places(result, stacks):
         if bytes:
             points[phase].append(Point(phase, node, bytes))
-    return [point for of in points.values() for point in of]
+    return [point for phase_points in points.values() for point in phase_points]
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Phase → what stands at its highest point, by kind."""
-    found: dict[str, Mapping[str, int]] = {}
+    """Phase → the bytes at its peak, by kind."""
+    by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
-        of = [peak for place, peak in peaks.items() if place.phase == phase]
-        if of:
-            highest = max(of, key=lambda peak: peak.bytes)
-            found[phase] = highest.kinds
-    return found
+        phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]
+        if phase_peaks:
+            by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
+    return by_phase

@@ -1,4 +1,4 @@
-"""Layers of a stack that come again and again, so that a few of them stand for all."""
+"""The repeating pattern of layer kinds in a stack, so that a run with a few repeats stands for all."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from ..flow.program import Scope
 
 
 def layer_kinds(kinds: list[Scope]) -> Iterator[Scope]:
-    """The kind of each layer, from the bottom."""
+    """Yields the kind of each layer, from the first to the last."""
     if len(kinds) == 1 and kinds[0].about.get("indices") is None:
         for _ in range(kinds[0].about["repeat"]):
             yield kinds[0]
         return
-    at = {i: kind for kind in kinds for i in kind.about["indices"]}
-    for i in sorted(at):
-        yield at[i]
+    kind_at = {i: kind for kind in kinds for i in kind.about["indices"]}
+    for i in sorted(kind_at):
+        yield kind_at[i]
 
 
 class Pattern(NamedTuple):
-    """Kinds of layers that come again and again.
+    """A repeating sequence of layer kinds.
 
-    first: layers before it begins. period: layers in it. repeats: how often it comes.
+    first: index of the first layer of the pattern.
+    period: layers of the pattern.
+    repeats: number of whole repeats.
     """
 
     first: int
@@ -31,36 +33,36 @@ class Pattern(NamedTuple):
 
 
 LONGEST = 100
-"""The most layers that a pattern has."""
+"""The largest number of layers in a pattern."""
 
 RECORDED_REPEATS = 4
-"""Repeats of a pattern in a run from which all repeats are known: the first, two between, and the last."""
+"""Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
 def find_pattern(order: Sequence[Scope]) -> Pattern:
     """The pattern that leaves the fewest layers to run, if it is run `RECORDED_REPEATS` times.
 
-    If the layers follow none, all of them are one repeat of it.
+    If the layers do not repeat, the pattern is the whole stack.
     """
     size = len(order)
-    found, layers = Pattern(0, size, 1), size
+    best, layers_to_run = Pattern(0, size, 1), size
     for period in range(1, min(size // RECORDED_REPEATS, LONGEST) + 1):
-        if RECORDED_REPEATS * period >= layers:
+        if RECORDED_REPEATS * period >= layers_to_run:
             break
         first = 0
         for i in range(period, size + 1):
             if i < size and order[i] is order[i - period]:
                 continue
             repeats = (i - first) // period
-            if repeats > RECORDED_REPEATS and size - (repeats - RECORDED_REPEATS) * period < layers:
-                found, layers = Pattern(first, period, repeats), size - (repeats - RECORDED_REPEATS) * period
+            if repeats > RECORDED_REPEATS and size - (repeats - RECORDED_REPEATS) * period < layers_to_run:
+                best, layers_to_run = Pattern(first, period, repeats), size - (repeats - RECORDED_REPEATS) * period
             first = i - period + 1
-    return found
+    return best
 
 
-def shortened(order: list[Scope], turns: int | None) -> list[Scope]:
-    """The layers with only that many repeats of their pattern; all of them by default."""
-    if turns is None:
+def shortened(order: list[Scope], new_repeats: int | None) -> list[Scope]:
+    """The layers with only that many repeats of their pattern; all layers if `new_repeats` is None."""
+    if new_repeats is None:
         return order
     first, period, repeats = find_pattern(order)
-    return [*order[:first], *order[first : first + period] * turns, *order[first + period * repeats :]]
+    return [*order[:first], *order[first : first + period] * new_repeats, *order[first + period * repeats :]]

@@ -25,22 +25,24 @@ LAST = RECORDED_REPEATS - 1
 NAMING = FREED, KEPT
 """Marks of events that name a storage."""
 
-SAID = PLACED, KEPT
+IGNORED_BY_ALLOCATOR = PLACED, KEPT
 """Marks of events that an allocator does not see."""
 
-Turn: TypeAlias = tuple[int, int]
+Repeat: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
 
 
 class NotRepeating(Exception):
-    """What was recorded does not stand for what was not: layers, or passes, that should be alike differ."""
+    """Recorded layers or passes that should do the same differ, so that they cannot stand for the others."""
 
 
 class AllocatorOverhead(NamedTuple):
-    """What an allocator adds to the bytes that tensors ask for.
+    """The bytes that an allocator adds to those that tensors request.
 
-    requested: the most that tensors ask for. slop: how many more bytes the blocks in use have, at the most of each.
-    free: how many more the segments have, at their most. slop_after: the slop after the run.
+    requested: the highest sum of bytes that tensors request.
+    slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
+    free: bytes of the segments beyond the blocks in use, at their peak.
+    slop_after: the slop after the run.
     """
 
     requested: int
@@ -49,129 +51,138 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: CachingAllocator, score: RequestedBytes) -> AllocatorOverhead:
-        """What an allocator has counted of steps."""
-        slop, free = device.peak_allocated - score.peak_requested, device.peak_reserved - device.peak_allocated
-        return AllocatorOverhead(score.peak_requested, slop, free, device.allocated - score.requested)
+    def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
+        """The overhead of an allocator that has replayed these tensors."""
+        slop, free = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
+        return AllocatorOverhead(tensors.peak_requested, slop, free, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """Several runs, one after the other, on an allocator of its own each."""
-        requested, slop = max(one.requested for one in runs), max(one.slop for one in runs)
-        reserved = max(one.requested + one.slop + one.free for one in runs)
+        """The overhead of several runs, one after the other, each on its own allocator."""
+        requested, slop = max(run.requested for run in runs), max(run.slop for run in runs)
+        reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def grown(self, more: AllocatorOverhead, missing: int, added: int) -> AllocatorOverhead:
-        """With `missing` more layers than `more` has, which has `added` more than this."""
-        return AllocatorOverhead(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, more, strict=True)))
+    def extrapolated(self, larger: AllocatorOverhead, missing: int, added: int) -> AllocatorOverhead:
+        """The overhead of `missing` more layers than `larger` has, which has `added` more layers than this run."""
+        return AllocatorOverhead(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, larger, strict=True)))
 
 
-class Inner(NamedTuple):
-    """An event of every repeat between the first and the last.
+class InnerEvent(NamedTuple):
+    """An event that occurs in every repeat between the first and the last.
 
-    by: whose storage it is: 0 for the repeat's own, −1 for one of the repeat before, 1 for one of the repeat after;
-        None if it is the same for all repeats.
-    number: the storage's, in the second repeat; where it is the same for all, just its number.
-    edge: the number of the storage of the first or of the last repeat, for the repeat beside that.
-    size, what: as in `Event`.
+    owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
+        is the same in all repeats.
+    number: the number of the storage in the second repeat; for a storage of all repeats, its number.
+    edge: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
+    size, value: the two other fields of an `Event`.
     """
 
-    by: int | None
+    owner: int | None
     number: Any
     edge: Any
     size: int
-    what: Any
+    value: Any
 
 
 @dataclass
 class Sweep:
-    """Events that pass through the repeats of a stack.
+    """Events that pass through the repeats of a stack, one repeat after the other.
 
-    rising: from the first to the last. turns: the events of each repeat, and those after them up to the next repeat.
+    stack: the number of the stack.
+    rising: whether they go from the first repeat to the last.
+    repeats: the events of each repeat, with those that follow it until the next repeat begins.
     inner: the events of every repeat between the first and the last.
     """
 
     stack: int
     rising: bool
-    turns: list[list[Event]]
-    inner: list[Inner] = field(default_factory=list)
+    repeats: list[list[Event]]
+    inner: list[InnerEvent] = field(default_factory=list)
 
 
 Part: TypeAlias = list[Event] | Sweep
 
 
 class RepeatAnalysis:
-    """The events of a run, for any number of repeats.
+    """Finds in a run with few repeats what every repeat does, and replays any number of repeats from it.
 
-    recorded: the run, with `RECORDED_REPEATS` repeats of the stacks whose numbers are in `grows`, and all repeats of
-        the others. stacks: all of them.
+    recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
+    stacks: all stacks of the model.
+    repeating: the numbers of the stacks whose repeats may vary.
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded: RecordedEvents, stacks: Sequence[LayerStack], grows: Sequence[int]) -> None:
-        self.recorded, self.stacks, self.grows = recorded, stacks, grows
-        self.homes: dict[int, Turn | None] = {}  # storage → where it is allocated
-        self.twins: dict[int, tuple[int, int]] = {}  # storage of the second or third repeat → (the second's, repeat)
-        self.stack_of: dict[int, int] = {}  # storage of the second repeat → its stack
-        self.known: dict[Any, Turn | None] = {}
-        self.orders = [
-            [(i, k) for k in order] for i in grows for order in (range(RECORDED_REPEATS), range(LAST, -1, -1))
-        ]
+    def __init__(self, recorded: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
+        self.recorded, self.stacks, self.repeating = recorded, stacks, repeating
+        self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
+        self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
+        self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
+        self.repeat_cache: dict[Any, Repeat | None] = {}
+        directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
+        self.orders = [[(i, k) for k in direction] for i in repeating for direction in directions]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
         for piece in (recorded.set_up, *recorded.first, *recorded.then):
             if id(piece) not in self.parts:
-                runs = list(self._runs(piece))
-                self.edges += [(turn[1], events) for turn, events in runs if turn is not None and turn[1] in (0, LAST)]
+                runs = list(self._split_by_repeat(piece))
+                self.edges += [
+                    (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
+                ]
                 self.parts[id(piece)] = list(self._parts(runs))
         sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, Sweep)]
         for sweep in sweeps:
-            self._pair(sweep)
+            self._pair_storages(sweep)
         for sweep in sweeps:
-            pairs = zip(sweep.turns[1], sweep.turns[2], strict=True)
-            sweep.inner = [self._inner(sweep.stack, *pair) for pair in pairs]
+            pairs = zip(sweep.repeats[1], sweep.repeats[2], strict=True)
+            sweep.inner = [self._inner_event(sweep.stack, *pair) for pair in pairs]
         self._check_edges()
 
-    # --- whose events ------------------------------------------------------------------------------------------------
+    # --- the events of each repeat -----------------------------------------------------------------------------------
 
-    def _runs(self, piece: Sequence[Event]) -> Iterator[tuple[Turn | None, list[Event]]]:
-        """The events in order, cut wherever another repeat's begin; None for those outside of all repeats."""
-        place: Turn | None = None
-        whose: Turn | None = None
-        now: Turn | None = None
+    def _split_by_repeat(self, piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
+        """Yields the events in order, cut wherever another repeat begins; None for those outside of all repeats."""
+        repeat_of_place: Repeat | None = None
+        repeat_of_parameter: Repeat | None = None
+        repeat: Repeat | None = None
         events: list[Event] = []
         for event in piece:
             x, size, _ = event
             if size >= 0:
-                self.homes[x] = now
+                self.allocated_in[x] = repeat
             elif size in (PLACED, OWNED):
                 if size == PLACED:
-                    place = self._at(x)
+                    repeat_of_place = self._repeat_of_place(x)
                 else:
-                    whose = None if x is None else self._of(x)
-                turn = whose or place
-                if turn != now:
+                    repeat_of_parameter = None if x is None else self._repeat_of_parameter(x)
+                next_repeat = repeat_of_parameter or repeat_of_place
+                if next_repeat != repeat:
                     if events:
-                        yield from self._apart(now, events)
-                    now, events = turn, []
+                        yield from self._split_releases(repeat, events)
+                    repeat, events = next_repeat, []
                 if size == OWNED:
                     continue
             elif size == TAKEN:
-                self.homes[x] = None
+                self.allocated_in[x] = None
             events.append(event)
         if events:
-            yield from self._apart(now, events)
+            yield from self._split_releases(repeat, events)
 
-    def _apart(self, turn: Turn | None, events: list[Event]) -> Iterator[tuple[Turn | None, list[Event]]]:
-        """Events of one repeat. Outside of all, those that free something of one after the other are theirs."""
-        if turn is not None or len(events) < RECORDED_REPEATS:
-            yield turn, events
+    def _split_releases(
+        self, repeat: Repeat | None, events: list[Event]
+    ) -> Iterator[tuple[Repeat | None, list[Event]]]:
+        """Yields the events of one repeat. Outside of all repeats, releases go to the repeat that made the storage.
+
+        That holds where the releases pass through all recorded repeats in order.
+        """
+        if repeat is not None or len(events) < RECORDED_REPEATS:
+            yield repeat, events
             return
-        runs = [(home, list(of)) for home, of in groupby(events, self._freed_from)]
+        runs = [(origin, list(run)) for origin, run in groupby(events, self._origin_of_released)]
         rest: list[Event] = []
         i = 0
         while i < len(runs):
-            if [home for home, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
+            if [origin for origin, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
                 if rest:
                     yield None, rest
                 yield from runs[i : i + RECORDED_REPEATS]
@@ -183,83 +194,87 @@ class RepeatAnalysis:
         if rest:
             yield None, rest
 
-    def _freed_from(self, event: Event) -> Turn | None:
+    def _origin_of_released(self, event: Event) -> Repeat | None:
         x, size, _ = event
-        return self.homes.get(x) if size == FREED else None
+        return self.allocated_in.get(x) if size == FREED else None
 
-    def _at(self, place: Place) -> Turn | None:
-        """The repeat that a place is in."""
+    def _repeat_of_place(self, place: Place) -> Repeat | None:
+        """The repeat that contains a place."""
         if place.turn < 0:
             return None
         key = place.turn, place.path
-        if key not in self.known:
-            self.known[key] = next((turn for i in self.grows if (turn := self._repeat(i, place))), None)
-        return self.known[key]
+        if key not in self.repeat_cache:
+            repeats = (self._repeat_in_stack(i, place) for i in self.repeating)
+            self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
+        return self.repeat_cache[key]
 
-    def _repeat(self, stack: int, place: Place) -> Turn | None:
-        loop = self.stacks[stack]
-        repeat = (place.turn - loop.before) // loop.period
-        return (stack, repeat) if loop.holds(place) and 0 <= repeat < RECORDED_REPEATS else None
+    def _repeat_in_stack(self, number: int, place: Place) -> Repeat | None:
+        stack = self.stacks[number]
+        repeat = (place.turn - stack.before) // stack.period
+        return (number, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
-    def _of(self, path: Sequence[Any]) -> Turn | None:
-        """The repeat that a parameter is in."""
+    def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
+        """The repeat that contains a parameter."""
         names: list[str] = []
         for part in path[1:]:
             if type(part) is not int:
                 names += [part] if part else []
                 continue
-            turn = self._at(Place("", part, ".".join(names)))
-            if turn is not None:
-                return turn
+            repeat = self._repeat_of_place(Place("", part, ".".join(names)))
+            if repeat is not None:
+                return repeat
         return None
 
-    def _parts(self, runs: Sequence[tuple[Turn | None, list[Event]]]) -> Iterator[Part]:
-        """The sweeps, and the events between them."""
+    def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+        """Yields the sweeps, and the events between them."""
         i = 0
         while i < len(runs):
-            turn, events = runs[i]
-            if turn is None:
+            repeat, events = runs[i]
+            if repeat is None:
                 yield events
                 i += 1
                 continue
-            if turn[1] not in (0, LAST):
+            if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            sweep, end = self._sweep(*turn, runs, i)
+            sweep, end = self._sweep_from(*repeat, runs, i)
             yield events if sweep is None else sweep
             i = end
 
-    def _sweep(
-        self, stack: int, repeat: int, runs: Sequence[tuple[Turn | None, list[Event]]], start: int
+    def _sweep_from(
+        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """The sweep that begins with a run of a stack's first or last repeat, if one does, and where it ends."""
+        """The sweep that begins with this run, and the index after its last run; None if the run begins no sweep.
+
+        stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
+        """
         rising = repeat == 0
         step, end = (1, LAST) if rising else (-1, 0)
-        turns: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
-        waiting: list[Event] = []
+        repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
+        between: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for i in range(start, len(runs)):
-            turn, events = runs[i]
-            if turn is None:
-                waiting += events
+            current, events = runs[i]
+            if current is None:
+                between += events
                 continue
-            if turn not in ((stack, repeat), (stack, repeat + step)):
+            if current not in ((stack, repeat), (stack, repeat + step)):
                 break
-            turns[repeat] += waiting
-            waiting = []
-            repeat = turn[1]
-            turns[repeat] += events
+            repeats[repeat] += between
+            between = []
+            repeat = current[1]
+            repeats[repeat] += events
             if repeat == end:
-                return Sweep(stack, rising, turns), i + 1
+                return Sweep(stack, rising, repeats), i + 1
         return None, start + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
-    def _pair(self, sweep: Sweep) -> None:
+    def _pair_storages(self, sweep: Sweep) -> None:
         """Finds for each storage of the second repeat its twin in the third."""
-        second, third = sweep.turns[1], sweep.turns[2]
+        second, third = sweep.repeats[1], sweep.repeats[2]
         if len(second) != len(third):
             raise NotRepeating
-        for (x, size, what), (y, other, of) in zip(second, third, strict=True):
-            if size != other or what != of:
+        for (x, size, value), (y, other_size, other_value) in zip(second, third, strict=True):
+            if size != other_size or value != other_value:
                 raise NotRepeating
             if size >= 0:
                 self.twins[x], self.twins[y] = (x, 1), (x, 2)
@@ -267,28 +282,30 @@ class RepeatAnalysis:
             elif size in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner(self, stack: int, second: Event, third: Event) -> Inner:
-        """What all repeats do, given what the second and the third do."""
-        (x, size, what), (y, _, _) = second, third
+    def _inner_event(self, stack: int, second: Event, third: Event) -> InnerEvent:
+        """The event of every inner repeat, from the event of the second repeat and that of the third."""
+        (x, size, value), (y, _, _) = second, third
         if size == PLACED:
-            return self._place(x, y)
-        of_x, of_y = self.twins.get(x), self.twins.get(y)
-        if x == y and of_x is None:
-            return Inner(None, x, x, size, what)
-        if any(of is not None and self.stack_of[of[0]] != stack for of in (of_x, of_y)):
+            return self._inner_place(x, y)
+        twin_x, twin_y = self.twins.get(x), self.twins.get(y)
+        if x == y and twin_x is None:
+            return InnerEvent(None, x, x, size, value)
+        if any(twin is not None and self.stack_of[twin[0]] != stack for twin in (twin_x, twin_y)):
             raise NotRepeating
-        if of_x is not None and of_y is not None and of_x[0] == of_y[0] and of_x[1] < of_y[1]:
-            return Inner(0, x, x, size, what)
-        if of_x is None and of_y is not None and of_y[1] == 1:  # to the third repeat what the second has
-            return Inner(-1, y, x, size, what)
-        if of_x is not None and of_y is None and of_x[1] == 2:  # to the second repeat what the third has
-            return Inner(1, of_x[0], y, size, what)
+        if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
+            return InnerEvent(0, x, x, size, value)
+        if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
+            return InnerEvent(-1, y, x, size, value)
+        if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
+            return InnerEvent(1, twin_x[0], y, size, value)
         raise NotRepeating
 
     def _check_edges(self) -> None:
-        """Of what the second and the third repeat have, the first one may name the second's, the last one the third's.
+        """Raises `NotRepeating` if events outside of the inner repeats use storages that further repeats would have too.
 
-        What happens to a storage of both must be said once by themselves: of further repeats, nothing else says it.
+        The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
+        of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
+        for which no event was recorded.
         """
         for repeat, events in self.edges:
             far = 2 if repeat == 0 else 1
@@ -297,152 +314,151 @@ class RepeatAnalysis:
                     raise NotRepeating
         outside: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
-            for events in (part.turns[0], part.turns[LAST]) if isinstance(part, Sweep) else (part,):
+            for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
                 outside |= {(*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins}
         if any((x, 2, size) in outside for x, repeat, size in outside if repeat == 1):
             raise NotRepeating
 
-    def _place(self, x: Place, y: Place) -> Inner:
-        turn = self._at(x)
-        if turn is None and x == y:
-            return Inner(None, x, x, PLACED, None)
-        if turn is None or self.stacks[turn[0]].further(x, 1) != y:
+    def _inner_place(self, x: Place, y: Place) -> InnerEvent:
+        repeat = self._repeat_of_place(x)
+        if repeat is None and x == y:
+            return InnerEvent(None, x, x, PLACED, None)
+        if repeat is None or self.stacks[repeat[0]].shifted(x, 1) != y:
             raise NotRepeating
-        return Inner(0, x, x, PLACED, None)
+        return InnerEvent(0, x, x, PLACED, None)
 
-    # --- the events of a run with more layers ------------------------------------------------------------------------
+    # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """What a run with that many repeats of each stack's pattern counts, without an allocator; by default of all."""
+        """The bytes of a run without an allocator. repeats: stack → repeats of its pattern, by default all of them."""
         events = RepeatedEvents(self, repeats, places=True)
         meter = Meter()
-        storages: list[Any] = [None] * events.count
-        _count(meter, events.of(self.recorded.set_up), storages)
-        found = ReplayResult(set_up=meter.now)
+        blocks: list[Any] = [None] * events.count
+        _replay_on_meter(meter, events.of(self.recorded.set_up), blocks)
+        result = ReplayResult(set_up=meter.now)
         for piece in self.recorded.first:
-            _count(meter, events.of(piece), storages)
-        first, meter.peaks = meter.peaks, {}
+            _replay_on_meter(meter, events.of(piece), blocks)
+        first_peaks, meter.peaks = meter.peaks, {}
         meter.place = Place()
         for piece in self.recorded.then:
-            _count(meter, events.of(piece), storages)
+            _replay_on_meter(meter, events.of(piece), blocks)
         meter.place = Place("after")
-        found.take_peaks(first, meter.peaks, self.recorded.phases)
-        found.after = meter.now
-        return found
+        result.take_peaks(first_peaks, meter.peaks, self.recorded.phases)
+        result.after = meter.now
+        return result
 
-    def blocks(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """What an allocator adds to a run with that many repeats of each stack's pattern; by default of all."""
+    def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
+        """The bytes that an allocator adds to a run. repeats: stack → repeats of its pattern, by default all of them."""
         events = RepeatedEvents(self, repeats, places=False)
-        score = RequestedBytes(events.count)
+        tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            device.play(score.steps(events.of(piece)), events.count)
-        return AllocatorOverhead.of(device, score)
+            device.play(tensors.steps(events.of(piece)), events.count)
+        return AllocatorOverhead.of(device, tensors)
 
 
 class RepeatedEvents:
-    """The events of a run with that many repeats of each stack's pattern; of all by default.
+    """The events of a run with any number of repeats of each stack's pattern; by default all of them.
 
-    places: whether they say where the run is, and what is kept.
+    places: whether to give the events that an allocator does not see: the run's place, and changes of a kind.
     count: the number of storages.
     """
 
-    def __init__(self, whole: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
-        self.whole, self.places = whole, places
-        self.between = {i: repeats.get(i, whole.stacks[i].repeats) - 2 for i in whole.grows}
-        self.count = max(whole.homes, default=-1) + 1
+    def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
+        self.analysis, self.places = analysis, places
+        self.inner_repeats = {i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating}
+        self.count = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for x, stack in whole.stack_of.items():
+        for x, stack in analysis.stack_of.items():
             self.starts[x] = self.numbers[x] = self.count
-            self.count += self.between[stack]
-        for x, (second, repeat) in whole.twins.items():
+            self.count += self.inner_repeats[stack]
+        for x, (second, repeat) in analysis.twins.items():
             if repeat == 2:
-                self.numbers[x] = self.starts[second] + self.between[whole.stack_of[second]] - 1
+                self.numbers[x] = self.starts[second] + self.inner_repeats[analysis.stack_of[second]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
     def of(self, piece: Sequence[Event]) -> list[Event]:
-        """The events of a piece of the run."""
+        """The events that a piece of the recorded run becomes."""
         if id(piece) not in self.pieces:
             events = self.pieces[id(piece)] = []
-            for part in self.whole.parts[id(piece)]:
+            for part in self.analysis.parts[id(piece)]:
                 if isinstance(part, Sweep):
-                    self._sweep(events, part)
+                    self._add_sweep(events, part)
                 else:
-                    self._once(events, part)
+                    self._add_once(events, part)
         return self.pieces[id(piece)]
 
-    def _once(self, events: list[Event], part: list[Event]) -> None:
-        """Events of the first or last repeat, or outside of all."""
+    def _add_once(self, events: list[Event], part: list[Event]) -> None:
+        """Adds events of the first or the last repeat, or outside of all repeats."""
         get = self.numbers.get
         if self.places:
             events += [
-                (self._moved(x), size, what) if size == PLACED else (get(x, x), size, what) for x, size, what in part
+                (self._shifted_place(x), size, value) if size == PLACED else (get(x, x), size, value)
+                for x, size, value in part
             ]
         else:
-            events += [(get(x, x), size, what) for x, size, what in part if size not in SAID]
+            events += [(get(x, x), size, value) for x, size, value in part if size not in IGNORED_BY_ALLOCATOR]
 
-    def _sweep(self, events: list[Event], sweep: Sweep) -> None:
-        n = self.between[sweep.stack]
-        first, *_, last = sweep.turns
-        self._once(events, first if sweep.rising else last)
-        inner = [one for one in sweep.inner if self.places or one.size not in SAID]
-        lines = [self._line(one) for one in inner]
-        before = [(i, one) for i, one in enumerate(inner) if one.by == -1]
-        after = [(i, one) for i, one in enumerate(inner) if one.by == 1]
-        loop = self.whole.stacks[sweep.stack]
-        for repeat in range(n) if sweep.rising else range(n - 1, -1, -1):
-            made: list[Event]
+    def _add_sweep(self, events: list[Event], sweep: Sweep) -> None:
+        """Adds the events of the first repeat, of every inner repeat, and of the last one, in the sweep's direction."""
+        last = self.inner_repeats[sweep.stack] - 1
+        first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
+        self._add_once(events, first_events)
+        inner = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
+        lines = [self._line(event) for event in inner]
+        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last: []}
+        for i, event in enumerate(inner):
+            if event.owner:  # a storage of a neighbouring repeat
+                edges[0 if event.owner == -1 else last].append((i, event))
+        shifted = self.analysis.stacks[sweep.stack].shifted
+        for repeat in range(last + 1) if sweep.rising else range(last, -1, -1):
             if self.places:
-                made = [
-                    (loop.further(x, repeat) if step and size == PLACED else x + step * repeat, size, what)
-                    if step
-                    else (x, size, what)
-                    for x, step, size, what in lines
+                repeat_events = [
+                    (shifted(x, repeat) if step and size == PLACED else x + step * repeat if step else x, size, value)
+                    for x, step, size, value in lines
                 ]
             else:
-                made = [(x + step * repeat, size, what) for x, step, size, what in lines]
-            if repeat == 0:
-                for i, one in before:
-                    made[i] = one.edge, one.size, one.what
-            if repeat == n - 1:
-                for i, one in after:
-                    made[i] = one.edge, one.size, one.what
-            events += made
-        self._once(events, last if sweep.rising else first)
+                repeat_events = [(x + step * repeat, size, value) for x, step, size, value in lines]
+            for i, event in edges.get(repeat, ()):
+                repeat_events[i] = event.edge, event.size, event.value
+            events += repeat_events
+        self._add_once(events, last_events)
 
-    def _line(self, one: Inner) -> tuple[Any, int, int, Any]:
-        """(x, step, size, what) of an event whose storage has the number x + step · repeat."""
-        if one.by is None:
-            return one.number, 0, one.size, one.what
-        if one.size == PLACED:
-            return one.number, 1, one.size, one.what
-        return self.starts[one.number] + one.by, 1, one.size, one.what
+    def _line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
+        """(x, step, size, value) of an event whose storage has the number x + step · repeat."""
+        if event.owner is None:
+            return event.number, 0, event.size, event.value
+        if event.size == PLACED:
+            return event.number, 1, event.size, event.value
+        return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def _moved(self, place: Place) -> Place:
-        """A place, with the further repeats below it."""
-        for i, n in self.between.items():
-            loop = self.whole.stacks[i]
-            if loop.holds(place) and loop.before + LAST * loop.period <= place.turn < loop.end(RECORDED_REPEATS):
-                return loop.further(place, n + 2 - RECORDED_REPEATS)
+    def _shifted_place(self, place: Place) -> Place:
+        """A recorded place in the whole run, which has more repeats below it."""
+        for i, inner_repeats in self.inner_repeats.items():
+            stack = self.analysis.stacks[i]
+            first_of_last_repeat = stack.before + LAST * stack.period
+            if stack.contains(place) and first_of_last_repeat <= place.turn < stack.end(RECORDED_REPEATS):
+                return stack.shifted(place, inner_repeats + 2 - RECORDED_REPEATS)
         return place
 
 
-def _count(meter: Meter, events: Sequence[Event], storages: list[Any]) -> None:
+def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
+    """Counts events. blocks: the block of each storage."""
     allocate, free = meter.allocate, meter.free
-    for x, size, what in events:
+    for x, size, value in events:
         if size >= 0:
-            meter.kind = what
-            storages[x] = allocate(size)
+            meter.kind = value
+            blocks[x] = allocate(size)
         elif size == FREED:
-            free(storages[x])
+            free(blocks[x])
         elif size == PLACED:
             meter.place = x
         elif size == KEPT:
-            meter.reclassify(storages[x], what)
+            meter.reclassify(blocks[x], value)
         elif size == NAMED:
-            storages[x] = storages[what]
+            blocks[x] = blocks[value]
         elif size == STREAMED:
-            meter.stream = what
-        elif storages[x] is None:
+            meter.stream = value
+        elif blocks[x] is None:  # the mark of a workspace that does not exist yet
             meter.kind = "overhead"
-            storages[x] = allocate(what)
+            blocks[x] = allocate(value)

@@ -41,7 +41,7 @@ def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
     training = Training(batch=1, seq=32, source=48)
     few = extrapolate_layers(
-        lambda layers: replay(spec, training, None, {i: stacks[i].kinds(n) for i, n in layers.items()}), stacks
+        lambda layers: replay(spec, training, None, {i: stacks[i].kind_repeats(n) for i, n in layers.items()}), stacks
     )
     whole = replay(spec, training)
     assert few.peak[1].bytes == whole.peak[1].bytes

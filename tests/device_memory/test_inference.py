@@ -127,7 +127,7 @@ def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
     assert all(loop.can_extrapolate for loop in stacks)
 
     def run(layers: Mapping[int, int]) -> ReplayResult:
-        return replay_inference(spec, inference, None, {i: stacks[i].kinds(n) for i, n in layers.items()})
+        return replay_inference(spec, inference, None, {i: stacks[i].kind_repeats(n) for i, n in layers.items()})
 
     few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
     assert (few.set_up, few.after) == (whole.set_up, whole.after)

@@ -67,7 +67,7 @@ def unfolding(spec: ModelSpec, config: Training | Inference) -> RepeatAnalysis:
     stacks = layer_stacks(spec, config.recompute.every if isinstance(config, Training) else 1)
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
     assert grow
-    few = {i: stacks[i].kinds(RECORDED_REPEATS) for i in grow}
+    few = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in grow}
     if isinstance(config, Training):
         return RepeatAnalysis(record(spec, config, few, WORKSPACE), stacks, grow)
     return RepeatAnalysis(record_inference(spec, config, few, WORKSPACE), stacks, grow)
@@ -76,7 +76,7 @@ def unfolding(spec: ModelSpec, config: Training | Inference) -> RepeatAnalysis:
 def is_the_run_of_all_layers(spec: ModelSpec, config: Training | Inference, expandable: bool = False) -> None:
     device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
     unfolded = unfolding(spec, config)
-    found, blocks = unfolded.counted({}), unfolded.blocks(device, {})
+    found, blocks = unfolded.counted({}), unfolded.overhead(device, {})
     if isinstance(config, Training):
         whole = replay(spec, config, whole_device, None, WORKSPACE)
     else:

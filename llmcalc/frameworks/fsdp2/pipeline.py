@@ -366,7 +366,7 @@ def stage_memory(
         for chunk in run.chunks:
             chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
             layers_to_run = {
-                i: loop.kinds(RECORDED_REPEATS)
+                i: loop.kind_repeats(RECORDED_REPEATS)
                 for i, loop in enumerate(chunk_loops)
                 if shortens and loop.repeats > RECORDED_REPEATS
             }
@@ -379,7 +379,7 @@ def stage_memory(
         unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except NotRepeating:
         unfolded = record_steps(shortens=False)
-    result, blocks = unfolded.counted({}), unfolded.blocks(CachingAllocator(runtime.expandable), {})
+    result, blocks = unfolded.counted({}), unfolded.overhead(CachingAllocator(runtime.expandable), {})
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
     return summarize(result, runtime, layer_stacks(spec), tensors)

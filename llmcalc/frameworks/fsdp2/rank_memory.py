@@ -204,7 +204,9 @@ def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: F
     """A run that has been set up, with a few layers of each stack that has many."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {
-        i: loop.kinds(RECORDED_REPEATS) for i, loop in enumerate(layer_stacks(spec)) if loop.repeats > RECORDED_REPEATS
+        i: loop.kind_repeats(RECORDED_REPEATS)
+        for i, loop in enumerate(layer_stacks(spec))
+        if loop.repeats > RECORDED_REPEATS
     }
     run = FsdpRun(
         spec, training, sharding(training, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program
