@@ -1,8 +1,8 @@
-"""Reads a DeepSpeed JSON. It names no model, and its "auto" values are those of Hugging Face's Trainer.
+"""Reads a DeepSpeed JSON. It names no model; Hugging Face's Trainer sets its "auto" values.
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
-transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". What depends on the model's width
-stays "auto" until `DeepSpeedSettings.resolved`.
+transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's
+width stay "auto" until `DeepSpeedSettings.resolved`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ZERO_IGNORED = frozenset(
     pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
     """.split()  # noqa: SIM905
 )
-"""Keys of `zero_optimization` that change no memory of a step."""
+"""Keys of `zero_optimization` that do not change the memory of a step."""
 
 ZERO_OFF: dict[str, tuple[Any, ...]] = {
     "mics_shard_size": (-1, 0),
@@ -49,7 +49,7 @@ ZERO_OFF: dict[str, tuple[Any, ...]] = {
     "leaf_module": (None,),
     "allgather_partitions": (True,),
 }
-"""Keys of `zero_optimization` without a field that are understood with these values alone."""
+"""Keys of `zero_optimization` without a field of which only these values are modelled."""
 
 RENAMED = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
@@ -58,7 +58,7 @@ RENAMED = {
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "model_persistence_threshold": "stage3_model_persistence_threshold",
 }
-"""Keys of `zero_optimization` by their other names."""
+"""Other names of keys of `zero_optimization` → the key."""
 
 READ = frozenset(
     """
@@ -78,16 +78,16 @@ IGNORED = frozenset(
     graph_harvesting comment
     """.split()  # noqa: SIM905
 )
-"""Keys that change no memory of a step."""
+"""Keys that do not change the memory of a step."""
 
 
-SHARED = "gradient_accumulation_steps"
-"""A key that the Trainer has too."""
+TRAINER_KEY = "gradient_accumulation_steps"
+"""A key that arguments of the Trainer have too."""
 
 
 def is_deepspeed(data: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({key: value for key, value in data.items() if key != SHARED}):
+    if is_trainer({key: value for key, value in data.items() if key != TRAINER_KEY}):
         return False
     zero = data.get("zero_optimization")
     return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in data or "train_batch_size" in data
@@ -96,22 +96,22 @@ def is_deepspeed(data: Table) -> bool:
 def read_deepspeed(data: Table, source: Source, trainer: Table | None = None) -> Launch:
     """Reads a config's tables.
 
-    trainer: the Trainer's settings that "auto" values have: batch, num_microbatches, bf16, fp16. By default its own
-    defaults. Raises `InputError`, which names file and key.
+    trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
+    Raises `InputError`, which names file and key.
     """
     with reading_of(source) as reading:
-        found = read_into(reading, data, source.world_size, trainer or {})
-        return reading.launch("deepspeed", "deepspeed", layout=found.layout, settings=found.settings, own=found.own)
+        run = read_into(reading, data, source.world_size, trainer or {})
+        return reading.launch("deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own=run.own)
 
 
 def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Table) -> RunUnder:
-    """Reads a config for a reading that others share."""
+    """Reads a config as a part of another launch file."""
     for key in data:
         if key in IGNORED or str(key).startswith("_"):
             reading.ignored.append(key)
     unknown_keys(reading, data, (*READ, *reading.ignored), "", "no key that is known")
     world = reading.devices(world_size)
-    zero = _own(reading, data)
+    zero = _settings(reading, data)
     words: dict[str, Any] = {"phase": "training", **_batches(reading, data, world, trainer)}
     words |= _precision(reading, data, trainer)
     words |= _optimizer(reading, data)
@@ -124,109 +124,115 @@ def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Ta
     return RunUnder(Layout(dp=world, zero=zero.stage or 0), words, zero)
 
 
-def _own(reading: Reading, data: Table) -> DeepSpeedSettings:
-    """The keys that decide memory, with DeepSpeed's defaults."""
-    found: dict[str, Any] = {"stage": 0}
+def _settings(reading: Reading, data: Table) -> DeepSpeedSettings:
+    """The settings that change memory, with DeepSpeed's defaults."""
+    values: dict[str, Any] = {"stage": 0}
     kinds = get_type_hints(DeepSpeedSettings)
     for key, value in reading.table(data, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
-            found[name] = "none" if device in (None, False) else _typed(reading, path, kinds[name], device)
+            values[name] = "none" if device in (None, False) else _convert(reading, path, kinds[name], device)
         elif name in kinds:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(kinds[name])):
-                found[name] = _typed(reading, path, kinds[name], value)
+                values[name] = _convert(reading, path, kinds[name], value)
         elif name in ZERO_IGNORED:
             reading.ignored.append(path)
         elif name not in ZERO_OFF:
             reading.unknown[path] = "no key that is known"
         elif value not in ZERO_OFF[name]:
             reading.unknown[path] = f"{shown(value)} is not modelled"
-    if found["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
-        found = {name: value for name, value in found.items() if not (name.startswith("stage3_") and value == AUTO)}
-    spots = {
+    if values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
+        values = {name: value for name, value in values.items() if not (name.startswith("stage3_") and value == AUTO)}
+    sections = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
         "check_grad_overflow": ("bf16", "check_grad_overflow"),
         "bf16_master_weights_and_grads": ("bf16", "bf16_master_weights_and_grads"),
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
-    for name, (section, key) in spots.items():
+    for name, (section, key) in sections.items():
         value = reading.table(data, section).get(key)
         if value not in (None, AUTO):
-            found[name] = _typed(reading, f"{section}.{key}", kinds[name], value)
+            values[name] = _convert(reading, f"{section}.{key}", kinds[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
         if data.get(name) not in (None, AUTO):
-            found[name] = _typed(reading, name, kinds[name], data[name])
+            values[name] = _convert(reading, name, kinds[name], data[name])
     table = reading.table(data, "optimizer")
-    found["optimizer"] = str(table.get("type") or "")[:40]
-    found["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
-    own = DeepSpeedSettings(**found)
-    for one in fields(own):
-        if one.name in NOT_MODELLED and getattr(own, one.name) != one.default:
-            reading.unknown[f"zero_optimization.{one.name}"] = f"{shown(getattr(own, one.name))} is not modelled"
+    values["optimizer"] = str(table.get("type") or "")[:40]
+    values["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
+    settings = DeepSpeedSettings(**values)
+    for setting in fields(settings):
+        if setting.name in NOT_MODELLED and getattr(settings, setting.name) != setting.default:
+            reading.unknown[f"zero_optimization.{setting.name}"] = (
+                f"{shown(getattr(settings, setting.name))} is not modelled"
+            )
     for name in ("offload_optimizer", "offload_param"):
-        if getattr(own, name) == "nvme":
+        if getattr(settings, name) == "nvme":
             reading.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
-    return own
+    return settings
 
 
 AUTO_TEXT = "'auto'"
 
 
-def _typed(reading: Reading, path: str, kind: Any, value: Any) -> Any:
-    """A value of a field's type. Raises `InputError`, naming the key."""
-    args = [kind] if get_origin(kind) is Literal else [one for one in get_args(kind) if one is not NoneType] or [kind]
-    words = [word for one in args if get_origin(one) is Literal for word in get_args(one)]
-    plain = [one for one in args if get_origin(one) is not Literal]
+def _convert(reading: Reading, path: str, kind: Any, value: Any) -> Any:
+    """A value converted to its field's type. Raises `InputError`, which names the key."""
+    args = (
+        [kind]
+        if get_origin(kind) is Literal
+        else [type_ for type_ in get_args(kind) if type_ is not NoneType] or [kind]
+    )
+    literals = [word for type_ in args if get_origin(type_) is Literal for word in get_args(type_)]
+    plain_types = [type_ for type_ in args if get_origin(type_) is not Literal]
     text = str(value)[:40].removesuffix(".0")
-    if not isinstance(value, bool | Mapping | list) and text in map(str, words):
-        return next(word for word in words if str(word) == text)
-    for one in plain:
-        if one is bool:
+    if not isinstance(value, bool | Mapping | list) and text in map(str, literals):
+        return next(word for word in literals if str(word) == text)
+    for type_ in plain_types:
+        if type_ is bool:
             return flag_value(reading, path, value)
-        if one is int:
+        if type_ is int:
             return size_of(reading, path, value, least=0)
-        if one is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+        if type_ is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
-        if one is str and isinstance(value, str):
+        if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_said, args))}")
+    raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_text, args))}")
 
 
-def _said(kind: Any) -> str:
+def _type_text(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, str(kind))
 
 
 def _batches(reading: Reading, data: Table, world: int, trainer: Table) -> dict[str, int]:
-    """Sequences of a micro-batch and their number. DeepSpeed takes two of three and computes the third."""
+    """The sequences of a micro-batch and the number of micro-batches. DeepSpeed computes one of its three keys."""
 
-    def given(key: str) -> int | None:
+    def read_size(key: str) -> int | None:
         value = data.get(key)
         return None if value in (None, AUTO) else size_of(reading, key, value)
 
-    micro, steps = given("train_micro_batch_size_per_gpu"), given("gradient_accumulation_steps")
-    whole = given("train_batch_size")
+    micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
+    total = read_size("train_batch_size")
     if data.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
         micro = micro or trainer.get("batch", TRAINER_BATCH)
         steps = steps or trainer.get("num_microbatches", 1)
-    if micro is None and whole is None:
+    if micro is None and total is None:
         raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
-    if whole is not None:
+    if total is not None:
         if micro is None:
-            each = world * (steps or 1)
-            if whole % each:
-                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of {each}, --devices · steps")
-            micro = whole // each
+            divisor = world * (steps or 1)
+            if total % divisor:
+                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of {divisor}, --devices · steps")
+            micro = total // divisor
         elif steps is None:
-            if whole % (micro * world):
-                raise reading.wrong("train_batch_size", f"{whole}; expected a multiple of micro-batch · --devices")
-            steps = whole // (micro * world)
-        if whole != micro * world * (steps or 1):
+            if total % (micro * world):
+                raise reading.wrong("train_batch_size", f"{total}; expected a multiple of micro-batch · --devices")
+            steps = total // (micro * world)
+        if total != micro * world * (steps or 1):
             raise reading.wrong(
                 "train_batch_size",
-                f"{whole}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--devices)",
+                f"{total}; expected micro-batch · steps · devices = {micro} · {steps or 1} · {world} (--devices)",
             )
     assert micro is not None
     return {"batch": micro, "num_microbatches": steps or 1}
@@ -237,7 +243,7 @@ TRAINER_BATCH = 8
 
 
 def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
-    """DeepSpeed keeps weights in 16 bits and a master copy in fp32."""
+    """The number formats: with bf16 or fp16, weights in 16 bits and master weights in fp32."""
     formats = {}
     for name in ("bf16", "fp16"):
         table = reading.table(data, name) or (reading.table(data, "bfloat16") if name == "bf16" else {})
@@ -251,10 +257,10 @@ def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
     accumulated = reading.table(data, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulated, str | None) or accumulated not in kinds:
         raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
-    kept = {} if kinds[accumulated] is None else {"grad_dtype": kinds[accumulated]}
+    gradient_format = {} if kinds[accumulated] is None else {"grad_dtype": kinds[accumulated]}
     if formats["bf16"] or formats["fp16"]:
-        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **kept}
-    return {"dtype": "fp32", "master_weights": "none", **kept}
+        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
+    return {"dtype": "fp32", "master_weights": "none", **gradient_format}
 
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon"}
@@ -265,8 +271,8 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
     name = table.get("type")
     if name is None:
         return {}
-    found = OPTIMIZERS.get(str(name).lower()[:40])
-    if found is None:
+    optimizer = OPTIMIZERS.get(str(name).lower()[:40])
+    if optimizer is None:
         reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
         return {}
-    return {"optimizer": found}
+    return {"optimizer": optimizer}

@@ -1,4 +1,4 @@
-"""How the runs of DeepSpeed are known: what its own processes have held."""
+"""The verification status of DeepSpeed runs: comparisons with the storages of DeepSpeed's own processes."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """How a run in a layout is known."""
+    """The evidence for a run in a layout."""
     return EVIDENCE

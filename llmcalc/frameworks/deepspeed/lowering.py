@@ -1,4 +1,4 @@
-"""Runs a model whose parameters are gathered before each of its modules, and released after it."""
+"""Runs a model under ZeRO stage 3: each module's parameters are gathered before it and released after it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ...simulator.tensor import Dtype, Saved, Tensor
 from .param_coordinator import Coordinator
 
 
-class Unpacked:
-    """A hook of a node that unpacks a saved tensor, which its backward does not read."""
+class UnpackHook:
+    """A hook of an autograd node that unpacks a saved tensor which the backward pass does not read."""
 
     def __init__(self, saved: Saved) -> None:
         self.saved = saved
@@ -25,17 +25,18 @@ class Unpacked:
         self.saved.unpack()
 
 
-class Gathered(Eager):
-    """Runs a program whose parameters are gathered. A module is what has parameters of its own.
+class GatheringProfile(Eager):
+    """Runs a program whose parameters are gathered module by module.
 
-    coordinator: which parameters are whole; None in a run that only finds them.
-    opened: the modules that the step which runs has used first. of_frames: those that stay to the end of each frame.
+    coordinator: gathers and releases parameters; None in a run that only lists them.
+    opened: modules that the current step gathered.
+    of_frames: per frame, the modules that stay gathered until its end.
     """
 
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """From here on parameters are gathered."""
+        """Creates all further parameters as partitioned ones, which `coordinator` gathers."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -51,14 +52,14 @@ class Gathered(Eager):
     def parameters(self) -> list[tuple[Any, Tensor]]:
         if self.coordinator is None:
             return super().parameters
-        return [(one.path, one.whole) for one in self.coordinator.parameters if one.whole.leaf]
+        return [(parameter.path, parameter.whole) for parameter in self.coordinator.parameters if parameter.whole.leaf]
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
-        made = super().never_read(name, use)
+        weights = super().never_read(name, use)
         if self.coordinator is None:
-            return made
+            return weights
         number = len(self.unused)
-        return [self.coordinator.add(("unread", number, i, name), one).whole for i, one in enumerate(made)]
+        return [self.coordinator.add(("unread", number, i, name), weight).whole for i, weight in enumerate(weights)]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         return self.used(super().parameter(key, shape, dtype, trained))
@@ -67,12 +68,14 @@ class Gathered(Eager):
         return self.used(super()._of(weight, name, shape))
 
     def used(self, weight: Tensor) -> Tensor:
-        """Gathers a parameter, with those of its module, if that does not run yet."""
+        """Gathers the module of a parameter, unless that was done. Returns the parameter."""
         if self.coordinator is not None and not self.prepares:
-            one = self.coordinator.by_tensor.get(id(weight))
-            if one is not None and not any(one.module in found for found in (self.opened, *self.of_frames)):
-                self.opened.append(one.module)
-                self.coordinator.fetch(one.module)
+            parameter = self.coordinator.by_tensor.get(id(weight))
+            if parameter is not None and not any(
+                parameter.module in modules for modules in (self.opened, *self.of_frames)
+            ):
+                self.opened.append(parameter.module)
+                self.coordinator.fetch(parameter.module)
         return weight
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -81,31 +84,31 @@ class Gathered(Eager):
         if self.coordinator is None:
             super().step(step)
             return
-        before, self.opened = self.opened, []
+        outer_modules, self.opened = self.opened, []
         x = self._bound(step.ins[0]) if self.adapters is not None and isinstance(step.op, Linear) else None
-        given = self.values[id(x)] if x is not None and self.graph.enabled else None
-        apart = given is not None and not given.needs_grad
+        product_input = self.values[id(x)] if x is not None and self.graph.enabled else None
+        needs_no_gradient = product_input is not None and not product_input.needs_grad
         try:
             super().step(step)
-            if given is not None and not apart:
-                self._save_input(given, step.outs[0])
+            if product_input is not None and not needs_no_gradient:
+                self._save_input(product_input, step.outs[0])
         finally:  # a part that runs again stops at the last tensor that is needed
-            given = None
-            found, self.opened = self.opened, before
-        for module in found:
+            product_input = None
+            used_modules, self.opened = self.opened, outer_modules
+        for module in used_modules:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
-            elif apart and not any(one.whole.leaf for one in self.coordinator.modules[module]):
+            elif needs_no_gradient and not any(parameter.whole.leaf for parameter in self.coordinator.modules[module]):
                 self.coordinator.release(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._finish(module, step.outs[0] if step.outs else None)
 
     def _save_input(self, x: Tensor, out: Value) -> None:
-        """A product saves its input even where its weight is frozen (`LinearFunctionForZeroStage3`)."""
+        """Saves the input of a product even if its weight is frozen (`LinearFunctionForZeroStage3`)."""
         bound = self._bound(out)
         node = None if bound is None else self.values[id(bound)].node
         if node is not None:
-            node.hooks.append(Unpacked(self.graph.save(x)))
+            node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, frame: Frame) -> None:
         if self.coordinator is None:
@@ -115,12 +118,12 @@ class Gathered(Eager):
         try:
             super()._module(frame)
         finally:
-            found = self.of_frames.pop()
-        for module in found:
+            modules = self.of_frames.pop()
+        for module in modules:
             self._finish(module, frame.scope.gives)
 
     def _finish(self, module: Path, out: Value | None) -> None:
-        """A module has run: its parameters are released, and gathered again before its backward pass."""
+        """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
         bound = self._bound(out)
         node = None if bound is None else self.values[id(bound)].node

@@ -1,7 +1,7 @@
 """Messages of DeepSpeed for gradients and weights of replicas.
 
-Gradients in the format of the weights, in buckets of 500 million elements; in stages 2 and 3 for each micro-batch;
-weights once in a step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
+Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
+micro-batch. Weights are gathered once per step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.weight_shards import WeightShard
 
 BUCKET = 5 * 10**8
-"""Elements of gradients that are summed at once (`reduce_bucket_size`)."""
+"""Elements of gradients that are reduced at once (`reduce_bucket_size`)."""
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """The messages for weights that the same ranks hold."""
+    """Yields the messages for the weights of one replica group."""
     stage, ranks, width = group.layout.zero, group.ranks, group.width
     if not stage:
         for size in _buckets(group.elements):
@@ -35,7 +35,7 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
 
 
 def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
-    """The weights of each module."""
+    """The weights, grouped by module."""
     modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
         modules.setdefault(weight.path, []).append(weight)
@@ -49,5 +49,5 @@ def _buckets(elements: int) -> list[int]:
 
 
 def gradient_rules() -> GradientRules:
-    """How gradients are summed over the ranks that hold the same weights."""
+    """The rules by which DeepSpeed reduces gradients over replicas."""
     return GradientRules("deepspeed", (0, 1, 2, 3), gradient_messages)

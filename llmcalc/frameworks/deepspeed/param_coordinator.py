@@ -1,8 +1,8 @@
-"""Which parameters are whole on a rank under ZeRO's stage 3: gathered before a module runs, ahead of it, or kept.
+"""The gathering and releasing of parameters on a rank under ZeRO stage 3.
 
-In the first pass the order of the modules is written down; from then on parameters are gathered ahead, and one that is
-used again soon stays. Source: deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py and
-partition_parameters.py (`all_gather_coalesced`, `AllGatherCoalescedHandle`).
+The first step records the order of the modules. Later steps gather parameters ahead and keep those that are used again
+soon. Source: deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py and partition_parameters.py
+(`all_gather_coalesced`, `AllGatherCoalescedHandle`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .partitions import elements, module_of
 from .settings import DeepSpeedSettings
 
 GATHERING = 2
-"""The stream on which parameters are gathered beside the passes."""
+"""The stream on which parameters are gathered while passes run."""
 
 NEVER = -1
 
 
-class Whole(Storage):
-    """The memory of a whole parameter, which may be a part of a larger storage, and is there while it is gathered.
+class ParameterStorage(Storage):
+    """The storage of a whole parameter. It has memory while the parameter is gathered.
 
-    inner: that memory; None while there is none.
+    inner: that memory, which may be a larger buffer; None while the parameter is released.
     """
 
     __slots__ = ("inner",)
@@ -36,22 +36,28 @@ class Whole(Storage):
         self.inner: Storage | None = None
 
     def __del__(self) -> None:
-        """The inner storage goes by itself."""
+        """Does nothing: the inner storage frees itself."""
 
 
-class Gathering:
-    """Parameters that are being gathered together (`AllGatherCoalescedHandle`). flat: the buffer that all are in."""
+class AllGatherHandle:
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their common buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat: Storage | None) -> None:
         self.parameters, self.flat, self.complete = parameters, flat, False
 
 
 class Parameter:
-    """One parameter. path: its path in the model. module: that of its module. whole: what modules use.
+    """A parameter.
 
-    part: elements of a rank's part. persists: whether it stays whole from its first use to the next step.
-    available: whether it is whole. gathering: the operation that makes it whole, None if there is none.
-    fetched: the last step of the trace that it has been gathered for.
+    path: its path in the model.
+    module: the path of its module.
+    whole: the whole parameter, which modules use.
+    count: its elements.
+    part: elements of a rank's part.
+    persists: whether it stays gathered between steps.
+    available: whether it is gathered.
+    gathering: the all-gather that is under way; None if there is none.
+    fetched: the last step of the trace for which it was gathered.
     """
 
     __slots__ = ("available", "count", "fetched", "gathering", "module", "part", "path", "persists", "whole")
@@ -60,21 +66,30 @@ class Parameter:
         self.path, self.module = path, module_of(path)
         self.count = size = elements(like)
         self.part = -(-size // ranks)
-        self.whole = Tensor(like.shape, like.dtype, Whole(meter, size * like.dtype.bytes), leaf=like.leaf)
+        self.whole = Tensor(like.shape, like.dtype, ParameterStorage(meter, size * like.dtype.bytes), leaf=like.leaf)
         self.persists = self.available = False
-        self.gathering: Gathering | None = None
+        self.gathering: AllGatherHandle | None = None
         self.fetched = NEVER
 
     @property
-    def storage(self) -> Whole:
-        assert isinstance(self.whole.storage, Whole)
+    def storage(self) -> ParameterStorage:
+        assert isinstance(self.whole.storage, ParameterStorage)
         return self.whole.storage
 
 
 class Coordinator:
     """Gathers and releases parameters (`PartitionedParameterCoordinator`).
 
-    parameters: all of them. modules: the path of a module → its own.
+    parameters: all parameters.
+    modules: path of a module → its parameters.
+    by_tensor: id of a whole parameter's tensor → the parameter.
+    order: the trace: modules in the order of their use.
+    is_recording, is_recorded: whether the trace is being recorded, and whether it is complete.
+    queue: parameters of the trace that were not gathered ahead yet, each with its step.
+    step: the current step of the trace.
+    live_elements: elements of gathered parameters.
+    to_release: module and step → parameters that are released after it.
+    backward_modules: modules whose backward pass has begun and not ended.
     """
 
     def __init__(self, meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
@@ -83,84 +98,85 @@ class Coordinator:
         self.modules: dict[Path, list[Parameter]] = {}
         self.by_tensor: dict[int, Parameter] = {}
         self.order: list[Path] = []
-        self.records = self.complete = False
+        self.is_recording = self.is_recorded = False
         self.queue: deque[tuple[Parameter, int]] = deque()
-        self.at = self.live = 0
-        self.kept: dict[tuple[Path, int], list[Parameter]] = {}
-        self.in_backward: list[Path] = []
+        self.step = self.live_elements = 0
+        self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
+        self.backward_modules: list[Path] = []
 
     def add(self, path: Path, like: Tensor) -> Parameter:
-        """A new parameter."""
-        made = Parameter(self.meter, path, like, self.ranks)
-        self.parameters.append(made)
-        self.modules.setdefault(made.module, []).append(made)
-        self.by_tensor[id(made.whole)] = made
-        return made
+        """Adds a parameter."""
+        parameter = Parameter(self.meter, path, like, self.ranks)
+        self.parameters.append(parameter)
+        self.modules.setdefault(parameter.module, []).append(parameter)
+        self.by_tensor[id(parameter.whole)] = parameter
+        return parameter
 
     def mark_persistent(self) -> None:
-        """`mark_persistent_parameters`."""
-        limit, total = self.settings.stage3_model_persistence_threshold, 0
-        for one in self.parameters:
-            if limit is not None and one.count + total > limit:
+        """Marks the small parameters that stay gathered (`mark_persistent_parameters`)."""
+        limit, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
+        for parameter in self.parameters:
+            if limit is not None and parameter.count + persistent_elements > limit:
                 continue
-            if one.count <= self.settings.elements("stage3_param_persistence_threshold"):
-                one.persists = True
-                total += one.count
+            if parameter.count <= self.settings.elements("stage3_param_persistence_threshold"):
+                parameter.persists = True
+                persistent_elements += parameter.count
 
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """The start of a forward pass."""
-        for one in self.parameters:
-            if one.gathering is not None:
-                self._wait(one)
-                self._release(one)
-        self.complete = self.complete or self.records
-        self.records = not self.complete
+        """Starts a forward pass at the beginning of the trace."""
+        for parameter in self.parameters:
+            if parameter.gathering is not None:
+                self._wait(parameter)
+                self._release(parameter)
+        self.is_recorded = self.is_recorded or self.is_recording
+        self.is_recording = not self.is_recorded
         self.queue = deque()
-        if self.complete:
-            for at, module in enumerate(self.order):
-                self.queue += ((one, at) for one in self.modules[module])
-        for one in self.parameters:
-            one.fetched = NEVER
-        self.at = self.live = 0
+        if self.is_recorded:
+            for step, module in enumerate(self.order):
+                self.queue += ((parameter, step) for parameter in self.modules[module])
+        for parameter in self.parameters:
+            parameter.fetched = NEVER
+        self.step = self.live_elements = 0
 
     def fetch(self, module: Path) -> None:
-        """Gathers the parameters of a module, and begins to gather those that come next (`fetch_sub_module`)."""
-        if self.records:
+        """Gathers the parameters of a module, and begins to gather the next ones (`fetch_sub_module`)."""
+        if self.is_recording:
             self.order.append(module)
         wanted = self.modules[module]
-        self._gather([one for one in wanted if not one.available and one.gathering is None])
-        for one in wanted:
-            if one.gathering is not None:
-                self._wait(one)
-        if self.complete and self.at < len(self.order) and self.order[self.at] == module:
+        self._gather([parameter for parameter in wanted if not parameter.available and parameter.gathering is None])
+        for parameter in wanted:
+            if parameter.gathering is not None:
+                self._wait(parameter)
+        if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module:
             self._prefetch(wanted)
-        self.at += 1
+        self.step += 1
 
     def _prefetch(self, wanted: Sequence[Parameter]) -> None:
-        new = sum(one.fetched < self.at for one in wanted)
-        for _ in range(min(new, len(self.queue))):
-            one, at = self.queue.popleft()
-            one.fetched = at
-        most = min(
-            self.settings.stage3_max_live_parameters - self.live, self.settings.elements("stage3_prefetch_bucket_size")
+        unfetched = sum(parameter.fetched < self.step for parameter in wanted)
+        for _ in range(min(unfetched, len(self.queue))):
+            parameter, step = self.queue.popleft()
+            parameter.fetched = step
+        limit = min(
+            self.settings.stage3_max_live_parameters - self.live_elements,
+            self.settings.elements("stage3_prefetch_bucket_size"),
         )
         ahead: list[Parameter] = []
         elements = 0
-        while self.queue and elements < most:
-            one, at = self.queue.popleft()
-            one.fetched = max(one.fetched, at)
-            if not one.available and one.gathering is None and one not in ahead:
-                ahead.append(one)
-                elements += one.count
+        while self.queue and elements < limit:
+            parameter, step = self.queue.popleft()
+            parameter.fetched = max(parameter.fetched, step)
+            if not parameter.available and parameter.gathering is None and parameter not in ahead:
+                ahead.append(parameter)
+                elements += parameter.count
         self._gather(ahead)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is allocated here is of the stream that gathers beside the passes, if there is one."""
+    def gathering_stream(self) -> Iterator[None]:
+        """Allocates on the gathering stream, or on the current stream without overlap."""
         stream = GATHERING if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
@@ -169,114 +185,120 @@ class Coordinator:
         """Begins to gather parameters; several together are gathered into one buffer (`all_gather_coalesced`)."""
         if not wanted:
             return
-        self.live += sum(one.count for one in wanted)
+        self.live_elements += sum(parameter.count for parameter in wanted)
         width = wanted[0].whole.dtype.bytes
-        with self.beside():
+        with self.gathering_stream():
             from_host = self._from_host(wanted)
         if self.ranks == 1:
-            for one in wanted:
-                one.gathering = Gathering([one], None)
+            for parameter in wanted:
+                parameter.gathering = AllGatherHandle([parameter], None)
                 if self.settings.offload_param != "none":
-                    with self.beside():
-                        one.storage.inner = Storage(self.meter, one.count * width)
+                    with self.gathering_stream():
+                        parameter.storage.inner = Storage(self.meter, parameter.count * width)
         elif len(wanted) == 1 or self.settings.stage3_allgather_sequential:
-            for one in wanted:
-                with self.beside():
-                    one.storage.inner = Storage(self.meter, one.part * self.ranks * width)
-                one.gathering = Gathering([one], None)
+            for parameter in wanted:
+                with self.gathering_stream():
+                    parameter.storage.inner = Storage(self.meter, parameter.part * self.ranks * width)
+                parameter.gathering = AllGatherHandle([parameter], None)
         else:
-            with self.beside(), counted_as(self.meter, "communication"):
-                flat = Storage(self.meter, sum(one.part for one in wanted) * self.ranks * width)
-            summed = self.settings.stage3_use_all_reduce_for_fetch_params
-            together = Gathering(wanted, None if summed else flat)
-            for one in wanted:
-                one.gathering = together
-                if summed:
-                    one.storage.inner = flat
+            with self.gathering_stream(), counted_as(self.meter, "communication"):
+                flat = Storage(self.meter, sum(parameter.part for parameter in wanted) * self.ranks * width)
+            uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
+            handle = AllGatherHandle(wanted, None if uses_all_reduce else flat)
+            for parameter in wanted:
+                parameter.gathering = handle
+                if uses_all_reduce:
+                    parameter.storage.inner = flat
             del flat
         del from_host
 
-    def _wait(self, one: Parameter) -> None:
-        """Copies every parameter of an operation out of its buffer. That goes when nothing else waits for it."""
-        found = one.gathering
-        assert found is not None
-        one.gathering = None
-        if not found.complete:
-            found.complete = True
-            for each in found.parameters:
-                each.available = True
-                if each.storage.inner is None and self.ranks > 1:
-                    with self.beside():
-                        each.storage.inner = Storage(self.meter, each.count * each.whole.dtype.bytes)
+    def _wait(self, parameter: Parameter) -> None:
+        """Copies all parameters of an all-gather out of its buffer, which is freed with its last reference."""
+        handle = parameter.gathering
+        assert handle is not None
+        parameter.gathering = None
+        if not handle.complete:
+            handle.complete = True
+            for gathered in handle.parameters:
+                gathered.available = True
+                if gathered.storage.inner is None and self.ranks > 1:
+                    with self.gathering_stream():
+                        gathered.storage.inner = Storage(self.meter, gathered.count * gathered.whole.dtype.bytes)
 
     def release(self, module: Path) -> None:
         """Releases the parameters of a module that are not used again soon (`release_sub_module`)."""
-        for one in self._to_release(module) if self.complete else self.modules[module]:
-            self._release(one)
+        for parameter in self._to_release(module) if self.is_recorded else self.modules[module]:
+            self._release(parameter)
 
-    def _release(self, one: Parameter) -> None:
-        if one.available and one.gathering is None:
-            one.storage.inner, one.available = None, False
-            self.live -= one.count
+    def _release(self, parameter: Parameter) -> None:
+        if parameter.available and parameter.gathering is None:
+            parameter.storage.inner, parameter.available = None, False
+            self.live_elements -= parameter.count
 
     def _to_release(self, module: Path) -> list[Parameter]:
-        """`__params_to_release`, whose answers are kept."""
-        key = (module, self.at)
-        if key not in self.kept:
-            found = [one for one in self.modules[module] if not one.persists and one.fetched <= self.at]
-            passed = 0
-            for i in range(self.at, len(self.order)):
-                if passed >= self.settings.stage3_max_reuse_distance or not found:
+        """The parameters to release after a module (`__params_to_release`), cached per step of the trace."""
+        key = (module, self.step)
+        if key not in self.to_release:
+            released = [
+                parameter
+                for parameter in self.modules[module]
+                if not parameter.persists and parameter.fetched <= self.step
+            ]
+            distance = 0
+            for i in range(self.step, len(self.order)):
+                if distance >= self.settings.stage3_max_reuse_distance or not released:
                     break
-                for one in self.modules[self.order[i]]:
-                    if one in found:
-                        found.remove(one)
-                    passed += one.count
-            self.kept[key] = found
-        return self.kept[key]
+                for parameter in self.modules[self.order[i]]:
+                    if parameter in released:
+                        released.remove(parameter)
+                    distance += parameter.count
+            self.to_release[key] = released
+        return self.to_release[key]
 
     def release_all(self) -> None:
         """Releases all parameters (`release_and_reset_all`)."""
-        for one in self.parameters:
-            if one.gathering is not None:
-                self._wait(one)
-            self._release(one)
-        self.in_backward = []
+        for parameter in self.parameters:
+            if parameter.gathering is not None:
+                self._wait(parameter)
+            self._release(parameter)
+        self.backward_modules = []
 
     def gather_persistent(self) -> None:
-        """The end of a step: what stays whole is gathered, each into a buffer of its own."""
-        persistent = [one for one in self.parameters if one.persists]
+        """Gathers all persistent parameters at the end of a step, each into its own buffer."""
+        persistent = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
             from_host = self._from_host(persistent)
-            for one in persistent:
-                one.available = True
+            for parameter in persistent:
+                parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
-                    one.storage.inner = Storage(self.meter, one.part * self.ranks * one.whole.dtype.bytes)
+                    parameter.storage.inner = Storage(
+                        self.meter, parameter.part * self.ranks * parameter.whole.dtype.bytes
+                    )
         del from_host
 
     def _from_host(self, wanted: Sequence[Parameter]) -> list[Storage]:
-        """The rank's parts, copied from the host if they are there, before the other ranks get them."""
+        """Copies of the rank's parts from the host; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
-        return [Storage(self.meter, one.part * one.whole.dtype.bytes) for one in wanted]
+        return [Storage(self.meter, parameter.part * parameter.whole.dtype.bytes) for parameter in wanted]
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
     def before_backward(self, module: Path) -> Callable[[], None]:
-        """The hook of a module's output (`PreBackwardFunctionForModule`)."""
+        """The backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch() -> None:
-            if module in self.in_backward:
+            if module in self.backward_modules:
                 return
-            for other in [other for other in self.in_backward if module[: len(other)] != other]:
+            for other in [other for other in self.backward_modules if module[: len(other)] != other]:
                 self.after_backward(other)
-            self.in_backward.append(module)
+            self.backward_modules.append(module)
             self.fetch(module)
 
         return fetch
 
     def after_backward(self, module: Path) -> None:
-        """The hook of a module's input (`PostBackwardFunctionModule`)."""
-        if module in self.in_backward:
-            self.in_backward.remove(module)
+        """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
+        if module in self.backward_modules:
+            self.backward_modules.remove(module)
             self.release(module)

@@ -1,4 +1,4 @@
-"""What one rank holds under DeepSpeed: its run, replayed on the caching allocator, and how the answer is known."""
+"""The memory of one rank under DeepSpeed, replayed on the caching allocator, with its verification status."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .settings import VERSION, DeepSpeedSettings
-from .zero3 import GatheredRun
-from .zero12 import DividedRun
+from .zero3 import Stage3Run
+from .zero12 import PartitionedRun
 
 VERSIONS = f"deepspeed {VERSION}, {TORCH}"
 
 OWN_ADAM = ("adam", "adamw", "fusedadam")
-"""Types of `optimizer` for which DeepSpeed takes its own fused Adam, unless `torch_adam` is set."""
+"""Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
 def zero_run(
@@ -37,23 +37,23 @@ def zero_run(
     rank: int,
     workspace: int = 0,
     meter: Meter | None = None,
-) -> DividedRun | GatheredRun:
-    """The run of one rank. ranks: over which ZeRO divides. Raises `InputError` for what is not modelled."""
+) -> PartitionedRun | Stage3Run:
+    """The run of one rank. ranks: ranks of the partitions. Raises `InputError` for settings that are not modelled."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
     _check(training, settings)
-    training = cast(training)
+    training = cast_adapters(training)
     implementation = training.implementation
     if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
         implementation = "fused"
     training = replace(training, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
     if settings.stage == 3:
-        return GatheredRun(spec, training, settings, ranks, workspace, meter)
-    return DividedRun(spec, training, settings, ranks, rank, workspace, meter)
+        return Stage3Run(spec, training, settings, ranks, workspace, meter)
+    return PartitionedRun(spec, training, settings, ranks, rank, workspace, meter)
 
 
-def cast(training: Training) -> Training:
-    """As the engine computes: it casts all parameters, those of adapters too."""
+def cast_adapters(training: Training) -> Training:
+    """The training with adapters in the format of the weights: the engine casts all parameters."""
     return (
         training
         if training.adapters is None
@@ -65,15 +65,15 @@ def _check(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     if settings.stage not in (1, 2, 3):
         raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
-    for holds, words in (
+    for applies, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),
         (training.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training.optimizer).by_matrix, f"--optimizer {training.optimizer}"),
         (training.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
-        if holds:
-            raise InputError(f"{words}: with DeepSpeed it is not modelled")
+        if applies:
+            raise InputError(f"{option}: with DeepSpeed it is not modelled")
     if settings.stage == 1 and training.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
         raise InputError(
             "grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled"
@@ -89,34 +89,34 @@ def replay_zero(
     rank: int,
     runtime: Runtime,
 ) -> ReplayResult:
-    """Replays set-up and two steps of one rank on the allocator. In the second step all is as in later ones."""
+    """Replays set-up and two steps of one rank on the allocator. Later steps do the same as the second."""
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank. Raises `InputError` for a layout, settings or training that is not modelled."""
-    one, layout = run.memory, run.layout
+    memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
-    training = one.training()
-    if one.settings.master_weights == "none" and training.dtype != "float32":
+    training = memory.training()
+    if memory.settings.master_weights == "none" and training.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
-    found = replay_zero(one.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
-    return summarize(found, runtime, layer_stacks(one.spec), known(settings))
+    replayed = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
+    return summarize(replayed, runtime, layer_stacks(memory.spec), known(settings))
 
 
-def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
+def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
     """The settings of a layout. Raises `InputError` for a layout or version that is not modelled."""
-    settings = own if isinstance(own, DeepSpeedSettings) else DeepSpeedSettings()
+    settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, name) > 1:
             option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
             raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
-    asked = version or settings.version
-    if asked not in ("", VERSION):
-        raise InputError(f"--framework-version {asked}: not modelled with deepspeed; expected {VERSION}")
+    requested = version or settings.version
+    if requested not in ("", VERSION):
+        raise InputError(f"--framework-version {requested}: not modelled with deepspeed; expected {VERSION}")
     if settings.stage is None:
         return replace(settings, stage=layout.zero)
     if layout.zero not in (0, settings.stage):
@@ -125,9 +125,9 @@ def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
 
 
 def known(settings: DeepSpeedSettings) -> Term:
-    """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU or on meta.
+    """The verification status of the tensors, which a dispatch mode compares in real processes on the CPU or on meta.
 
-    On a GPU, what a stream beside the default one reads is freed when that has read it, which is not replayed.
+    Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """
     witness = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":

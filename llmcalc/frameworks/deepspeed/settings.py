@@ -21,7 +21,7 @@ VERSION = "0.19.8"
 
 @dataclass(frozen=True)
 class DeepSpeedSettings:
-    """How DeepSpeed runs ZeRO. A field has the name of its key in the JSON file, without the sections around it.
+    """The settings of ZeRO in DeepSpeed. A field has the name of its key in the JSON file, without its sections.
 
     stage: of `zero_optimization`, as are all keys up to `memory_efficient_linear`; None for that of the layout.
     contiguous_gradients: whether gradients are copied into the buffer of a bucket as they are produced.
@@ -89,7 +89,7 @@ class DeepSpeedSettings:
     version: str = ""
 
     def resolved(self, hidden_size: int) -> DeepSpeedSettings:
-        """The settings with numbers in the place of `auto`."""
+        """The settings with `auto` replaced by numbers."""
         auto: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,
             "allgather_bucket_size": 500_000_000,
@@ -100,7 +100,7 @@ class DeepSpeedSettings:
 
     @property
     def overlaps(self) -> bool:
-        """Whether sums run beside the backward pass (`overlap_comm_valid`)."""
+        """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     def elements(self, name: str) -> int:
@@ -110,7 +110,7 @@ class DeepSpeedSettings:
         return size
 
     def check(self) -> None:
-        """Raises `InputError` for what is not modelled."""
+        """Raises `InputError` for settings that are not modelled."""
         for field in fields(self):
             if field.name in NOT_MODELLED and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: not modelled; expected {str(field.default).lower()}")

@@ -1,4 +1,4 @@
-"""What the runs of all stages of ZeRO share: number formats, buckets, and the stream on which gradients are summed."""
+"""Common parts of the runs of all ZeRO stages: number formats, buckets, and the stream of gradient reductions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...simulator.tensor import DTYPES, Dtype, Storage, counted_as, on_stream
 from .settings import DeepSpeedSettings
 
 REDUCTION = 1
-"""The stream on which gradients are summed beside the backward pass."""
+"""The stream on which gradients are reduced while the backward pass runs."""
 
 DOUBLE = 8
-"""Bytes of a number in which the norm of gradients is computed (`get_norm_dtype`)."""
+"""Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
 def number_format(name: str | None, usual: Dtype) -> Dtype:
@@ -35,11 +35,16 @@ def number_format(name: str | None, usual: Dtype) -> Dtype:
 
 
 class ZeroRun(TrainingRun):
-    """Replays steps of one rank.
+    """Replays the training steps of one rank.
 
-    settings: DeepSpeed's. ranks: over which ZeRO divides. sums_in, sends: the formats in which gradients are added up
-    over micro-batches, and sent. most: elements of a bucket of gradients. boundary: whether the micro-batch is the last
-    of a step. norms: those of gradients on the host, which stay on the device until the step.
+    settings: DeepSpeed's settings.
+    ranks: number of partitions.
+    dtype: number format of the parameters.
+    accumulation_dtype: number format in which gradients are accumulated over micro-batches.
+    communication_dtype: number format in which gradients are reduced over ranks.
+    bucket_elements: elements of a gradient bucket.
+    is_last_microbatch: whether the current micro-batch is the last of its step.
+    host_norms: norms of offloaded gradients, which stay on the device until the step.
     """
 
     def __init__(
@@ -54,24 +59,24 @@ class ZeroRun(TrainingRun):
         super().__init__(spec, training, None, workspace, meter)
         self.settings, self.ranks = settings, ranks
         self.dtype = DTYPES[training.dtype]
-        self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
-        self.sends = number_format(settings.communication_data_type, self.dtype)
-        self.most = settings.elements("reduce_bucket_size")
-        self.boundary = True
-        self.norms: dict[int, Storage] = {}
+        self.accumulation_dtype = number_format(settings.grad_accum_dtype, self.dtype)
+        self.communication_dtype = number_format(settings.communication_data_type, self.dtype)
+        self.bucket_elements = settings.elements("reduce_bucket_size")
+        self.is_last_microbatch = True
+        self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step: those between the first and the last take what the last one takes."""
+        """Runs the micro-batches of a step; those between the first and the last need as much as the last."""
         number = min(self.training.microbatches, 2)
         for i in range(number):
             if i:
                 self.next_batch()
-            self.boundary = i == number - 1
+            self.is_last_microbatch = i == number - 1
             self.forward_and_backward()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is allocated here is of the stream that runs beside the backward pass, if there is one."""
+    def reduction_stream(self) -> Iterator[None]:
+        """Allocates on the reduction stream, or on the current stream without overlap."""
         stream = REDUCTION if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "communication"):
             yield

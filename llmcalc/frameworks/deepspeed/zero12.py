@@ -1,10 +1,10 @@
 """Training steps of one rank under ZeRO's stages 1 and 2, replayed.
 
-Every rank has all parameters, as slices of one flat tensor, and updates a copy in float32 of its own part. Stage 1 sums
-the gradients over ranks after the last backward pass of a step; stage 2 does so in every backward pass, and keeps only
-those of its own part.
+Every rank has all parameters, as slices of one flat tensor, and updates a float32 copy of its own partition. Stage 1
+reduces gradients over ranks after the last backward pass of a step. Stage 2 reduces them in every backward pass, and
+keeps those of its own partition.
 
-Each method allocates and frees what the method that it names does, in the same order. Source:
+Each method allocates and frees the tensors of the method that it names, in the same order. Source:
 deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`DeepSpeedZeroOptimizer`).
 """
 
@@ -26,10 +26,12 @@ from .zero import DOUBLE, ZeroRun
 
 @dataclass
 class Bucket:
-    """Gradients that are summed together (`IPGBucket`).
+    """Gradients that are reduced together (`IPGBucket`).
 
-    buffers: where they are copied to, two if sums run beside the backward pass. index: which of them is filled.
-    weights: whose gradients. elements: of them all.
+    buffers: buffers for their copies; two if reductions overlap the backward pass.
+    index: the buffer that is being filled.
+    weights: the parameters of the gradients.
+    elements: elements of all gradients.
     """
 
     buffers: list[Storage] = field(default_factory=list)
@@ -41,16 +43,24 @@ class Bucket:
         self.weights, self.elements = [], 0
 
 
-class DividedRun(ZeroRun):
-    """Replays steps of one rank. ranks: over which states are divided. rank: which of them this is.
+class PartitionedRun(ZeroRun):
+    """Replays the training steps of one rank.
 
-    sums_in: number format of sums over micro-batches. sends: that of sums over ranks. most: elements of a bucket.
-    pieces: a parameter's pieces on each rank. mine: its piece on this one. own: the parameters that have one.
-    bucket: what is summed next. large: a gradient that is larger than a bucket. ready: whether there are buffers.
-    waiting: gradients that go with the next sum.
-    accumulated: sums over micro-batches in a format of their own. in_partition: the buffer of the rank's gradients.
-    summed: its gradients of all micro-batches so far. averaged: the same after the last one.
-    compact: the sums of the rank's part, in float32. to_host: a buffer for gradients that go to the host.
+    rank: the rank of the partition.
+    partition_size: elements of a partition.
+    pieces: id of a parameter → its pieces on all ranks.
+    rank_pieces: id of a parameter → its piece on this rank.
+    rank_parameters: the parameters with a piece on this rank.
+    bucket: the gradients that are reduced next.
+    oversized_gradient: a gradient that is larger than a bucket.
+    has_buffers: whether the bucket has buffers.
+    pending_frees: parameters whose gradients the next reduction frees.
+    accumulated: id of a parameter → its gradient over micro-batches, in a format of its own.
+    partition_buffer: the buffer of the rank's gradients.
+    accumulated_partition: the rank's gradients of all micro-batches so far.
+    averaged_gradients: the rank's gradients after the last micro-batch.
+    compact_partition: the gradients of the rank's partition, accumulated in float32.
+    host_buffer: a buffer for gradients on their way to the host.
     """
 
     def __init__(
@@ -66,59 +76,64 @@ class DividedRun(ZeroRun):
         super().__init__(spec, training, settings, ranks, workspace, meter)
         self.rank = rank
         self.bucket = Bucket()
-        self.large: Tensor | None = None
-        self.ready = False
+        self.oversized_gradient: Tensor | None = None
+        self.has_buffers = False
         self.accumulated: dict[int, Tensor] = {}
-        self.waiting: list[Tensor] = []
-        self.in_partition: Storage | None = None
-        self.summed: list[Tensor] | None = None
-        self.averaged: list[Tensor] | None = None
-        self.compact: Storage | None = None
-        self.to_host: Storage | None = None
+        self.pending_frees: list[Tensor] = []
+        self.partition_buffer: Storage | None = None
+        self.accumulated_partition: list[Tensor] | None = None
+        self.averaged_gradients: list[Tensor] | None = None
+        self.compact_partition: Storage | None = None
+        self.host_buffer: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def prepare_training(self) -> None:
-        """The flat tensor, whose slices the parameters become, and the rank's part of it in float32 (`__init__`)."""
+        """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
         by_path = dict(self.lowering.parameters)
-        once = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
-        self.parameters = list(once.values())
+        unique = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
+        self.parameters = list(unique.values())
         self.parameters += [weight for weight in self.lowering.unused if weight.leaf]
         settings, ranks = self.settings, self.ranks
         order = by_turns(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
         starts, end = offsets(sizes, width, settings.parameter_alignment)
         size = flat_size(end, ranks)
-        self.part = size // ranks
+        self.partition_size = size // ranks
         self.pieces = {
-            id(weight): pieces(start, number, self.part)
+            id(weight): pieces(start, number, self.partition_size)
             for weight, start, number in zip(order, starts, sizes, strict=True)
         }
-        self.mine = {key: piece for key, found in self.pieces.items() for piece in found if piece.rank == self.rank}
-        self.own = [weight for weight in order if id(weight) in self.mine]
+        self.rank_pieces = {
+            key: piece
+            for key, weight_pieces in self.pieces.items()
+            for piece in weight_pieces
+            if piece.rank == self.rank
+        }
+        self.rank_parameters = [weight for weight in order if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
             flat = Storage(self.meter, size * width)
             for weight in order:
                 weight.storage = flat
-        clone = Storage(self.meter, self.part * width)
+        clone = Storage(self.meter, self.partition_size * width)
         if self.offloads:
             del clone
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
-                self.to_host = Storage(self.meter, max(sizes) * width)
+                self.host_buffer = Storage(self.meter, max(sizes) * width)
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
-            updated = empty(self.meter, (self.part,), FLOAT32)
+            updated = empty(self.meter, (self.partition_size,), FLOAT32)
         del clone
         self.trained = [Trained(updated)]
-        single_grad_partition = Storage(self.meter, self.part * FLOAT32.bytes)  # initialize_optimizer_states
+        single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
 
     # --- gradients --------------------------------------------------------------------------------------------------
 
     @property
     def offloads(self) -> bool:
-        """Whether the optimizer's states are on the host, and gradients go there."""
+        """Whether the optimizer's states are on the host, to which gradients are copied."""
         return self.settings.offload_optimizer != "none"
 
     @property
@@ -127,59 +142,59 @@ class DividedRun(ZeroRun):
         return self.settings.contiguous_gradients or self.offloads
 
     @property
-    def sums_apart(self) -> bool:
-        """Whether the gradients of several micro-batches are added up in a format of their own, by every rank."""
-        return self.sums_in is not self.dtype and self.settings.stage == 1
+    def accumulates_separately(self) -> bool:
+        """Whether every rank accumulates all gradients in a format of their own."""
+        return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
-    def sums_compactly(self) -> bool:
-        """Whether each rank adds up its own part alone, in float32 (`_use_compact_grad_partition_buffer`)."""
-        return self.sums_in is FLOAT32 and self.sums_in is not self.dtype
+    def accumulates_partition(self) -> bool:
+        """Whether each rank accumulates its own partition in float32 (`_use_compact_grad_partition_buffer`)."""
+        return self.accumulation_dtype is FLOAT32 and self.accumulation_dtype is not self.dtype
 
     @property
-    def stages_in(self) -> Dtype:
-        """The format of the bucket's buffer (`_gradient_reduction_buffer_dtype`)."""
-        return self.sums_in if self.sums_apart else self.dtype
+    def bucket_dtype(self) -> Dtype:
+        """The number format of the bucket's buffer (`_gradient_reduction_buffer_dtype`)."""
+        return self.accumulation_dtype if self.accumulates_separately else self.dtype
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
-        """The hook of a parameter."""
+        """Accumulates or reduces a new gradient: the hook of a parameter."""
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
-        if self.sums_apart:
+        if self.accumulates_separately:
             self._fill_param_grad_accum_attribute(weight)
-        if self.settings.stage == 2 or (self.settings.overlaps and self.boundary):
+        if self.settings.stage == 2 or (self.settings.overlaps and self.is_last_microbatch):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
-        if self.ready:
+        if self.has_buffers:
             return
         if self.contiguous:
             self.bucket.buffers, self.bucket.index = [], 0
             with counted_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.overlaps else 1):
-                    self.bucket.buffers.append(Storage(self.meter, self.most * self.stages_in.bytes))
-        self.ready = True
+                    self.bucket.buffers.append(Storage(self.meter, self.bucket_elements * self.bucket_dtype.bytes))
+        self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
         if id(weight) not in self.accumulated:
             with counted_as(self.meter, "gradients"):
-                self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.sums_in)
+                self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
         else:
-            grad = empty(self.meter, weight.shape, self.sums_in)
+            grad = empty(self.meter, weight.shape, self.accumulation_dtype)
             del grad
         weight.grad = None
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """What is summed over ranks (`get_param_gradient_attribute`)."""
-        return self.accumulated.get(id(weight)) if self.sums_apart else weight.grad
+        """The gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
+        return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
 
     def _store(self, weight: Tensor, grad: Tensor | None) -> None:
-        if not self.sums_apart:
+        if not self.accumulates_separately:
             weight.grad = grad
         elif grad is None:
             self.accumulated.pop(id(weight), None)
@@ -187,94 +202,100 @@ class DividedRun(ZeroRun):
             self.accumulated[id(weight)] = grad
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """`reduce_independent_p_g_buckets_and_remove_grads`."""
+        """Adds a gradient to the bucket, and reduces a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         bucket, settings, number = self.bucket, self.settings, elements(weight)
-        if bucket.elements + number > self.most:
+        if bucket.elements + number > self.bucket_elements:
             self.reduce_ipg_grads()
             if self.contiguous and settings.overlaps:
                 bucket.index = 1 - bucket.index
         if self.contiguous:
-            if number > self.most:
-                self.large = weight
+            if number > self.bucket_elements:
+                self.oversized_gradient = weight
             else:
-                self._store(weight, Tensor(weight.shape, self.stages_in, bucket.buffers[bucket.index]))
+                self._store(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
         bucket.elements += number
         bucket.weights.append(weight)
 
     def reduce_ipg_grads(self) -> None:
-        """Sums a bucket, and lets go of the gradients that other ranks keep."""
+        """Reduces a bucket, and frees the gradients of other ranks' partitions."""
         bucket, settings = self.bucket, self.settings
         if not bucket.weights:
             return
-        with self.beside():
+        with self.reduction_stream():
             if self.contiguous:
                 self.average_tensor()
-                self.large = None
+                self.oversized_gradient = None
             else:
                 self._clear_previous_reduced_grads()
-                own = [self.mine[id(weight)] for weight in bucket.weights if id(weight) in self.mine]
-                if own and self.sums_compactly and self.compact is None:
+                rank_pieces = [
+                    self.rank_pieces[id(weight)] for weight in bucket.weights if id(weight) in self.rank_pieces
+                ]
+                if rank_pieces and self.accumulates_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights], own)
+                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights], rank_pieces)
             for weight in bucket.weights:
-                mine = id(weight) in self.mine
-                if settings.stage == 2 and not mine:
+                belongs_to_rank = id(weight) in self.rank_pieces
+                if settings.stage == 2 and not belongs_to_rank:
                     if settings.overlaps and not self.contiguous:
-                        self.waiting.append(weight)
+                        self.pending_frees.append(weight)
                     else:
                         self._store(weight, None)
-                elif self.contiguous and mine:
+                elif self.contiguous and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
         bucket.clear()
 
     def _clear_previous_reduced_grads(self) -> None:
-        for weight in self.waiting:
+        for weight in self.pending_frees:
             self._store(weight, None)
-        self.waiting = []
+        self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Sums what is in the bucket's buffer, or one large gradient, each part for the rank that keeps it."""
-        settings, mine = self.settings, self.rank
-        found: list[Piece] = []
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece for the pieces' ranks."""
+        settings, own_rank = self.settings, self.rank
+        to_reduce: list[Piece] = []
         for weight in self.bucket.weights:
             for piece in self.pieces[id(weight)]:
-                apart = self.sums_compactly and piece.rank == mine
-                if apart and self.compact is None:
+                is_separate = self.accumulates_partition and piece.rank == own_rank
+                if is_separate and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if found and not apart and settings.reduce_scatter and found[-1].rank == piece.rank:
-                    found[-1] = found[-1]._replace(elements=found[-1].elements + piece.elements)
+                if to_reduce and not is_separate and settings.reduce_scatter and to_reduce[-1].rank == piece.rank:
+                    to_reduce[-1] = to_reduce[-1]._replace(elements=to_reduce[-1].elements + piece.elements)
                 else:
-                    found.append(piece)
+                    to_reduce.append(piece)
         if not settings.reduce_scatter:
             total = Piece(-1, self.bucket.elements)
-            self._allreduce([total], [piece for piece in found if piece.rank == mine])
+            self._allreduce([total], [piece for piece in to_reduce if piece.rank == own_rank])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._in_turn(found)
+            self._in_turn(to_reduce)
         else:
-            for rank in dict.fromkeys(piece.rank for piece in found):
-                self._in_turn([piece for piece in found if piece.rank == rank])
+            for rank in dict.fromkeys(piece.rank for piece in to_reduce):
+                self._in_turn([piece for piece in to_reduce if piece.rank == rank])
 
-    def _in_turn(self, found: Sequence[Piece]) -> None:
-        """Sums pieces, as many at once as a bucket has elements (`allreduce_and_scatter`, `allreduce_no_retain`)."""
-        now: list[Piece] = []
-        for piece in found:
-            now.append(piece)
-            if sum(one.elements for one in now) > self.most:
-                self._allreduce(now)
-                now = []
-        if now:
-            self._allreduce(now)
+    def _in_turn(self, to_reduce: Sequence[Piece]) -> None:
+        """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
+        batch: list[Piece] = []
+        for piece in to_reduce:
+            batch.append(piece)
+            if sum(queued.elements for queued in batch) > self.bucket_elements:
+                self._allreduce(batch)
+                batch = []
+        if batch:
+            self._allreduce(batch)
 
-    def _allreduce(self, found: Sequence[Piece], added: Sequence[Piece] | None = None) -> None:
-        """`allreduce_bucket`: several pieces are copied into one tensor, and that into the format that is sent.
+    def _allreduce(self, reduced: Sequence[Piece], accumulated: Sequence[Piece] | None = None) -> None:
+        """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
 
-        added: the pieces that this rank adds to its own sums, by default those of its part.
+        accumulated: pieces that this rank accumulates; by default all of its own among `reduced`.
         """
-        total = sum(piece.elements for piece in found)
-        tensor = Storage(self.meter, total * self.stages_in.bytes) if len(found) > 1 else None
-        sent = Storage(self.meter, total * self.sends.bytes) if self.sends is not self.stages_in else None
-        if self.sums_compactly and self.sends is not FLOAT32:
-            for piece in found if added is None else added:
+        total = sum(piece.elements for piece in reduced)
+        tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced) > 1 else None
+        sent = (
+            Storage(self.meter, total * self.communication_dtype.bytes)
+            if self.communication_dtype is not self.bucket_dtype
+            else None
+        )
+        if self.accumulates_partition and self.communication_dtype is not FLOAT32:
+            for piece in reduced if accumulated is None else accumulated:
                 if piece.rank == self.rank:
                     source = Storage(self.meter, piece.elements * FLOAT32.bytes)
                     del source
@@ -282,31 +303,34 @@ class DividedRun(ZeroRun):
 
     def _build_compact_grad_partition_buffer(self) -> None:
         with counted_as(self.meter, "gradients"):
-            self.compact = Storage(self.meter, self.part * FLOAT32.bytes)
+            self.compact_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
-        """The next bucket's gradients need the buffer: those that this rank keeps go to another, or to the host."""
+        """Moves the rank's gradients from the bucket's buffer to the partition's buffer, or to the host."""
         if self.offloads:
             self._copy_to_host(weight)
             return
-        if self.sums_compactly:
-            if self.sums_apart:
+        if self.accumulates_partition:
+            if self.accumulates_separately:
                 self._store(weight, None)
             return
-        if self.in_partition is None:
-            total = sum(elements(one) for one in self.own)
+        if self.partition_buffer is None:
+            total = sum(elements(parameter) for parameter in self.rank_parameters)
             with counted_as(self.meter, "gradients"):
-                self.in_partition = Storage(self.meter, total * self.dtype.bytes)
-        self._store(weight, Tensor(weight.shape, self.dtype, self.in_partition))
+                self.partition_buffer = Storage(self.meter, total * self.dtype.bytes)
+        self._store(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """`set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`."""
-        if self.boundary:
-            size = self.mine[id(weight)].elements
+        """Copies a gradient and its norm for the host.
+
+        Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
+        """
+        if self.is_last_microbatch:
+            size = self.rank_pieces[id(weight)].elements
             in_double = Storage(self.meter, size * DOUBLE)
-            self.norms[id(weight)] = Storage(self.meter, DOUBLE)
+            self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
             del in_double
-            if self.sums_in is not FLOAT32:
+            if self.accumulation_dtype is not FLOAT32:
                 src_tensor = Storage(self.meter, size * FLOAT32.bytes)
                 del src_tensor
             self._store(weight, None)
@@ -316,11 +340,11 @@ class DividedRun(ZeroRun):
         self.meter.place = Place("backward")
         if self.settings.stage == 2:
             self.epilogue()
-        elif self.boundary:
+        elif self.is_last_microbatch:
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Sums the gradients after the backward pass, in stage 1."""
+        """Reduces the gradients after the backward pass, in stage 1."""
         if not self.settings.overlaps:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
@@ -328,71 +352,74 @@ class DividedRun(ZeroRun):
         self.epilogue()
 
     def epilogue(self) -> None:
-        """`independent_gradient_partition_epilogue`."""
+        """Reduces the last bucket and collects the rank's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
         if self.offloads:
             pass
-        elif self.sums_compactly:
-            if self.boundary and self.compact is None:
+        elif self.accumulates_partition:
+            if self.is_last_microbatch and self.compact_partition is None:
                 self._build_compact_grad_partition_buffer()
         else:
             with counted_as(self.meter, "gradients"):
-                grads = [self.gradient(weight) or empty(self.meter, weight.shape, self.sums_in) for weight in self.own]
-            self.summed = grads if self.summed is None else self.summed
+                grads = [
+                    self.gradient(weight) or empty(self.meter, weight.shape, self.accumulation_dtype)
+                    for weight in self.rank_parameters
+                ]
+            self.accumulated_partition = grads if self.accumulated_partition is None else self.accumulated_partition
             del grads
-            if self.boundary:
+            if self.is_last_microbatch:
                 self._get_flat_partition()
-        self.bucket.buffers, self.in_partition, self.ready = [], None, False
+        self.bucket.buffers, self.partition_buffer, self.has_buffers = [], None, False
         for weight in self.parameters:
             weight.grad = None
 
     def _get_flat_partition(self) -> None:
         """The gradients of the rank's part, and zeros where the flat tensor ends before it."""
-        assert self.summed is not None
-        self.averaged, self.summed = self.summed, None
-        missing = self.part - sum(self.mine[id(weight)].elements for weight in self.own)
+        assert self.accumulated_partition is not None
+        self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
+        missing = self.partition_size - sum(self.rank_pieces[id(weight)].elements for weight in self.rank_parameters)
         if missing:
             with counted_as(self.meter, "gradients"):
-                self.averaged.append(empty(self.meter, (missing,), self.sums_in))
+                self.averaged_gradients.append(empty(self.meter, (missing,), self.accumulation_dtype))
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """`step`. The optimizer has one tensor: the rank's part."""
+        """Runs the optimizer on the rank's partition, which is one tensor (`step`)."""
         self.meter.place = Place("step")
         if self.offloads:
-            self.norms, self.compact, self.accumulated = {}, None, {}
+            self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
-        training, (one,) = self.training, self.trained
+        training, (partition,) = self.training, self.trained
         if self.settings.compute_grad_norm:
-            for piece in self.mine.values():  # scaled_global_norm
+            for piece in self.rank_pieces.values():  # scaled_global_norm
                 in_double = Storage(self.meter, piece.elements * DOUBLE)
                 del in_double
         with counted_as(self.meter, "gradients"):
-            one.gradient = self._single_grad_partition()
-        self.averaged = self.compact = None
+            partition.gradient = self._single_grad_partition()
+        self.averaged_gradients = self.compact_partition = None
         self.accumulated = {}
         with self.graph.no_grad():
             run_step(
                 self.graph,
                 training.optimizer,
-                [one],
+                [partition],
                 training.implementation,
                 training.momentum,
                 training.state_dtype,
                 training.torch,
             )
-        one.gradient = None
+        partition.gradient = None
 
     def _single_grad_partition(self) -> Tensor:
-        """The gradients of the rank's part, side by side in float32."""
-        if self.compact is not None:
-            return Tensor((self.part,), FLOAT32, self.compact)
-        assert self.averaged is not None
-        flat = self.averaged[0].storage
-        if len(self.averaged) > 1:
-            flat = Storage(self.meter, self.part * self.sums_in.bytes)
-        if self.sums_in is FLOAT32:
-            return Tensor((self.part,), FLOAT32, flat)
-        return empty(self.meter, (self.part,), FLOAT32)
+        """The gradients of the rank's partition as one float32 tensor."""
+        if self.compact_partition is not None:
+            return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
+        assert self.averaged_gradients is not None
+        flat = self.averaged_gradients[0].storage
+        if len(self.averaged_gradients) > 1:
+            flat = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
+        if self.accumulation_dtype is FLOAT32:
+            return Tensor((self.partition_size,), FLOAT32, flat)
+        return empty(self.meter, (self.partition_size,), FLOAT32)

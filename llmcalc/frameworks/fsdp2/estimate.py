@@ -15,75 +15,104 @@ from .training import torchtitan_training
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """The estimate of a model's ranks. The shards are the master weights, and gradients are as wide."""
-    use, n, training = memory.states, memory.states.count.total, memory.training()
-    each = bytes_per_parameter(memory)
-    if use.has_master:
-        wide, states = use.master_weights / n, 0 if use.optimizer is None else use.optimizer.bytes
-        each = BytesPerParameter(wide, wide, (use.weights + use.gradients + states) / n - wide)
-    computing, calls = torchtitan_training(memory.spec, training)
-    shards = FLOAT32.name if training.master else training.dtype
-    step = step_of(replace(training, dtype=shards, master=False))
-    widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes
-    transient = partial(transient_bytes, step, *widths, use.trained / n, calls.splits, calls.keeps_last)
-    return estimate_with_torch_kernels(memory, each, computing, transient, pads=True)
+    """The peak estimate of a model's ranks. The shards are the master weights, and gradients are as wide as they."""
+    states, parameters, training = memory.states, memory.states.count.total, memory.training()
+    bytes_per = bytes_per_parameter(memory)
+    if states.has_master:
+        shard = states.master_weights / parameters
+        optimizer_bytes = 0 if states.optimizer is None else states.optimizer.bytes
+        total = (states.weights + states.gradients + optimizer_bytes) / parameters
+        bytes_per = BytesPerParameter(shard, shard, total - shard)
+    training, fsdp = torchtitan_training(memory.spec, training)
+    shard_dtype = FLOAT32.name if training.master else training.dtype
+    step = step_of(replace(training, dtype=shard_dtype, master=False))
+    widths = DTYPES[training.dtype].bytes, DTYPES[shard_dtype].bytes
+    trained_share = states.trained / parameters
+    transient = partial(transient_bytes, step, *widths, trained_share, fsdp.splits, fsdp.keeps_last)
+    return estimate_with_torch_kernels(memory, bytes_per, training, transient, pads=True)
 
 
 def transient_bytes(
     step: Step,
     width: int,
-    shard: int,
+    shard_width: int,
     trained: float,
     splits: bool,
     keeps_last: bool,
     layout: Layout,
-    own: Sequence[Elements],
+    stages: Sequence[Elements],
 ) -> Around:
-    """The bytes that a rank has beside its passes.
+    """The bytes of a rank in addition to shards and activations.
 
-    shard: bytes of an element that is kept. trained: the share of the parameters that is trained. splits, keeps_last:
-        as of `Fsdp`.
+    width: bytes per gathered element.
+    shard_width: bytes per element of a shard.
+    trained: the share of the parameters that is trained.
+    splits, keeps_last: as in `Fsdp`.
+    stages: the parameters of the rank's stages.
+    """
+    optimizer_step = step.bytes(layout, stages, divided=True)
+    root = sum(stage.root for stage in stages)
+    layer = max(stage.layer for stage in stages)
+    if layout.pp == 1:
+        return _single_stage_bytes(layout, width, trained, splits, keeps_last, root, layer)._replace(
+            step=optimizer_step
+        )
+    whole = sum(stage.dense + stage.experts for stage in stages)
+    return _pipeline_bytes(layout, width, shard_width, trained, whole, root, layer)._replace(step=optimizer_step)
 
-    A rank's layers are gathered one by one, and the next one with each; what is in no layer stays whole, or embedding
-    and head, of one size, are gathered by themselves. The last layer may stay whole after its forward pass; if not, it
-    is gathered again when the head's backward pass begins. A layer's
-    gradients are whole until its backward pass ends, and what is summed, in fp32, until the next one's does. In a
-    pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
-    next forward pass.
+
+def _single_stage_bytes(
+    layout: Layout, width: int, trained: float, splits: bool, keeps_last: bool, root: int, layer: int
+) -> Around:
+    """The bytes without a pipeline, where a rank gathers one layer and the next one at a time.
+
+    root: elements outside of layers. With `splits` they are two groups of one size, embedding and head; otherwise they
+        stay gathered.
+    layer: elements of the largest layer.
+
+    The last layer may stay gathered after its forward pass; otherwise it is gathered again when the head's backward
+    pass begins. A layer's gradients are whole until its backward pass ends. Their reduction in fp32 ends with the
+    backward pass of the next layer.
+    """
+    group = root // 2 if splits else root
+    passes = width * (2 * layer + (0 if splits else root))
+    head_reduction = trained * FLOAT32.bytes * group if splits else 0
+    root_reduction = trained * (width + FLOAT32.bytes) * group
+    between_layers_and_head, between_head_and_layers = width * layer, 0
+    if splits:
+        between_layers_and_head = max(width * layer, width * (layer * (1 + keeps_last) + 2 * group) - passes)
+        between_head_and_layers = round(root_reduction + head_reduction / layout.shards) + width * layer - passes
+    return Around(
+        passes=passes,
+        loss=width * (layer * keeps_last + group) - passes,
+        outside=width * (layer + group) - passes,
+        gathers=between_layers_and_head,
+        sums=between_head_and_layers,
+        begin=2 * width * (group if splits else root + layer),
+        layer=round(trained * width * layer),
+        before=round(trained * FLOAT32.bytes * layer),
+        last=round(head_reduction),
+        end=round(max(width * group * (1 + trained), root_reduction)),
+    )
+
+
+def _pipeline_bytes(
+    layout: Layout, width: int, shard_width: int, trained: float, whole: int, root: int, layer: int
+) -> Around:
+    """The bytes in a pipeline, which keeps whole gradients in fp32 until the last micro-batch.
+
+    Without resharding parameters stay gathered from a backward pass to the next forward pass.
+
+    whole: elements of all stages. root: elements outside of layers. layer: elements of the largest layer.
     """
     from .pipeline import ACTIVE
 
-    taken, root, layer = (
-        step.bytes(layout, own, divided=True),
-        sum(one.root for one in own),
-        max(one.layer for one in own),
-    )
-    gathered, wide = width * (root + 2 * layer), FLOAT32.bytes
-    if layout.pp == 1:
-        grown, summed = round(trained * width * layer), round(trained * wide * layer)
-        alone = root // 2 if splits else root
-        passes = width * (2 * layer + (0 if splits else root))
-        sums, head = trained * (width + wide) * alone, trained * wide * alone if splits else 0
-        return Around(
-            passes=passes,
-            loss=width * (layer * keeps_last + alone) - passes,
-            outside=width * (layer + alone) - passes,
-            gathers=max(width * layer, width * (layer * (1 + keeps_last) + 2 * alone) - passes if splits else 0),
-            sums=round(sums + head / layout.shards) + width * layer - passes if splits else 0,
-            begin=2 * width * (alone if splits else root + layer),
-            layer=grown,
-            before=summed,
-            last=round(head),
-            end=round(max(width * alone * (1 + trained), sums)),
-            step=taken,
-        )
-    whole = sum(one.dense + one.experts for one in own)
-    stays = round(width * whole * min(1, ACTIVE / layout.vpp))
-    gradients = round(trained * whole * (wide - shard / layout.shards))
-    summed = round(trained * root * (wide + shard / layout.shards))
+    gathered = width * (root + 2 * layer)
+    active_stages = round(width * whole * min(1, ACTIVE / layout.vpp))
+    gradients = round(trained * whole * (FLOAT32.bytes - shard_width / layout.shards))
+    root_reduction = round(trained * root * (FLOAT32.bytes + shard_width / layout.shards))
     return Around(
-        passes=gradients + (gathered if layout.reshard else stays),
-        after=gradients + stays,
-        end=gradients + stays - width * root + summed,
-        step=taken,
+        passes=gradients + (gathered if layout.reshard else active_stages),
+        after=gradients + active_stages,
+        end=gradients + active_stages - width * root + root_reduction,
     )

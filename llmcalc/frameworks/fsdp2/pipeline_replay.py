@@ -1,8 +1,8 @@
-"""A rank of FSDP2's pipeline whose passes are recorded with few micro-batches, and played for those of the schedule.
+"""Replays a rank of FSDP2's pipeline: passes are recorded with few micro-batches and replayed for the whole schedule.
 
-A schedule gathers every stage's parameters once and adds up whole gradients, so from the third micro-batch on all
-passes with the same neighbours do the same. The first ones also make what stays to the end of the schedule: whole
-parameters and the sums of their gradients, which are handed on. What differs otherwise raises `NotRepeating`.
+A schedule gathers every stage's parameters once and accumulates whole gradients, so from the third micro-batch on all
+passes with the same neighbours do the same. The first passes also allocate tensors that stay until the end of the
+schedule: whole parameters and accumulated gradients. Any other difference raises `NotRepeating`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
 from .training import Fsdp
 
 MICROBATCHES = 4
-"""Micro-batches of a schedule in a rehearsal, so that every case but the first ones comes twice where it can."""
+"""Micro-batches of a recorded schedule; with four, every repeating case is recorded twice."""
 
 FEW = 6
-"""Micro-batches of a schedule up to which all passes are run, twice as many of several chunks, which are rehearsed
-twice: a rehearsal is hardly shorter."""
+"""Micro-batches of a schedule up to which all passes run, because a recording is hardly shorter.
+
+With several chunks per rank it is twice as many, because those are recorded twice.
+"""
 
 MANY = 160
-"""Layers of a rank up to which passes are rehearsed: all of them run, while a recording has a few of equal layers."""
+"""Layers of a rank up to which passes are recorded with all layers; longer ranks repeat equal layers instead."""
 
-Shared: TypeAlias = dict[tuple[object, ...], Known]
-"""What the passes of a rank depend on → what is known of it."""
+Rehearsals: TypeAlias = dict[tuple[object, ...], Known]
+"""Everything that the passes of a rank depend on → its recorded passes."""
 
 
-class Scheduled(PassCounter):
-    """Which passes have run, counted from the beginning of each schedule, whose first passes differ from later ones.
+class SchedulePasses(PassCounter):
+    """Counts the passes of each schedule, whose first passes differ from later ones.
 
-    schedule: how many have begun. starts: passes of each chunk before this one.
+    schedule: number of schedules that have begun.
+    starts: per chunk, its forward passes before the current schedule.
     """
 
     def __init__(self, chunks: int) -> None:
@@ -63,27 +66,27 @@ class Scheduled(PassCounter):
         self.starts = [0] * chunks
 
     def begin_step(self) -> None:
-        """Says that another schedule begins."""
+        """Begins another schedule."""
         self.schedule += 1
         self.starts = list(self.forwards)
 
-    def _at(self, chunk: int, number: int) -> int:
-        """Which pass of the schedule it is, the third and all further ones alike; in a later schedule, others."""
+    def _position(self, chunk: int, number: int) -> int:
+        """The kind of a pass: its index in the schedule, at most 2, plus 3 in schedules after the first."""
         return min(number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, kind: str, number: int) -> PassCase:
         before = "flying" if self.backwards[chunk] < number else "done"
-        return chunk, kind, self._at(chunk, number), before if number > self.starts[chunk] else ""
+        return chunk, kind, self._position(chunk, number), before if number > self.starts[chunk] else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         number = self.backwards[chunk]
         self.backwards[chunk] += 1
         after = "begun" if self.forwards[chunk] > number + 1 else "alone"
-        return (chunk, "B", self._at(chunk, number), after), (chunk, "B", number)
+        return (chunk, "B", self._position(chunk, number), after), (chunk, "B", number)
 
 
-class PassRecorder(Scheduled):
-    """Runs passes and records them. parameters: of each chunk, those that are gathered."""
+class PassRecorder(SchedulePasses):
+    """Runs passes and records them. parameters: per chunk, its gathered parameters."""
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
@@ -91,11 +94,11 @@ class PassRecorder(Scheduled):
         self.pieces: list[RecordedPass] = []
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs a forward pass. run: gives its output."""
+        """Runs and records a forward pass. run: computes its output."""
         return self._run(chunk, *self.next_forward(chunk), entered, run)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        """Computes the loss of the last forward pass."""
+        """Runs and records the loss of the last forward pass."""
         return self._run(chunk, *self.next_loss(chunk), output, run)
 
     def _run(
@@ -112,7 +115,7 @@ class PassRecorder(Scheduled):
         return out
 
     def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
-        """Runs a backward pass, after which these tensors may have their gradients."""
+        """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
         case, home = self.next_backward(chunk)
         start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
@@ -120,12 +123,12 @@ class PassRecorder(Scheduled):
         self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, outputs))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
+        """The trace of each case. Raises `NotRepeating` if two passes of one case differ."""
         return TraceReader(self.meter.events, self.pieces).found
 
 
-class PlayedPasses(Scheduled, PassPlayer):
-    """Plays passes in the place of running them. parameters: of each chunk, those that are gathered."""
+class PlayedPasses(SchedulePasses, PassPlayer):
+    """Replays traces of passes instead of running them. parameters: per chunk, its gathered parameters."""
 
     def __init__(
         self,
@@ -148,8 +151,8 @@ class PlayedPasses(Scheduled, PassPlayer):
         return out.tensor(out.storage(self.meter, base))
 
 
-class SumOfGradients:
-    """The sum of a parameter's gradients over micro-batches, in the place of a gradient."""
+class AccumulatedGradient:
+    """A leaf whose `grad` is the accumulated gradient of a parameter."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -164,10 +167,10 @@ class SumOfGradients:
 
 
 class PlayedChunk(ShardedChunk):
-    """The layers of one stage, whose passes are recorded or played."""
+    """A stage whose passes are recorded or replayed."""
 
     def gathered(self) -> list[Parameter]:
-        """The parameters that are gathered."""
+        """The gathered parameters of all groups."""
         return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def forward_one_chunk(self, i: int) -> Tensor:
@@ -179,13 +182,13 @@ class PlayedChunk(ShardedChunk):
     def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
         assert self.passes is not None
         gathered = self.gathered()
-        sums: list[Any] = [SumOfGradients(parameter) for parameter in gathered]
+        sums: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered]
         leaves = [*entered, *self.parameters, *sums, *(parameter.whole for parameter in gathered)]
         self.passes.backward(self.number, leaves, run)
 
 
 class PlayedRank(ShardedRank):
-    """A rank whose passes are recorded or played."""
+    """A rank whose passes are recorded or replayed."""
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
         streams = ALL_REDUCE * stage.chunk
@@ -202,13 +205,14 @@ def played_stage(
     workspace: int,
     fsdp: Fsdp,
     schedule_settings: ScheduleSettings,
-    rehearsals: Shared,
+    rehearsals: Rehearsals,
 ) -> ReplayResult | None:
-    """What set-up and two steps of a rank of a long pipeline find on an allocator; None where it is not long, or where
-    its passes are not alike.
+    """Replays set-up and two steps of a rank with many micro-batches on the caching allocator.
 
-    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
-    which this adds.
+    Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
+
+    expandable: whether the allocator has expandable segments.
+    rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
     """
     if layout.reshard or training.microbatches // schedule_settings.schedules <= FEW * (2 if layout.vpp > 1 else 1):
         return None
@@ -218,10 +222,11 @@ def played_stage(
     run = make_run(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
-    is_last_stage, coordinates = layout.coordinates(rank).pp == layout.pp - 1, layout.coordinates(rank)
+    coordinates = layout.coordinates(rank)
+    is_last_stage = coordinates.pp == layout.pp - 1
     key = (coordinates.dp, coordinates.cp, *alike(spec, run, rank, is_last_stage))
     if key not in rehearsals:
-        rehearsals[key] = known(make_run, layout.vpp, is_last_stage, expandable)
+        rehearsals[key] = rehearse(make_run, layout.vpp, is_last_stage, expandable)
     rehearsed = rehearsals[key]
     if rehearsed.traces is None:
         return None
@@ -243,15 +248,21 @@ def played_stage(
         return None
 
 
-def known(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> Known:
-    """Rehearses a rank. made: makes it. chunks: how many it has. alone: as of `rehearsal.known`."""
+def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> Known:
+    """Records the passes of a rank.
+
+    make_run: creates the run.
+    chunks: chunks of the rank.
+    is_last_stage: whether the rank is the pipeline's last, whose backward passes follow their forward passes at once.
+    expandable: whether the allocator has expandable segments.
+    """
     traces: dict[PassCase, PassTrace] = {}
     prefix_cache = PrefixCache(expandable)
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
             run = make_run(meter=(recorder := Recorder()))
             below = [chunk.lowering.below for chunk in run.chunks]
-            for case, trace in _rehearsed(run, recorder, is_last_stage, group).items():
+            for case, trace in _record_traces(run, recorder, is_last_stage, group).items():
                 if traces.setdefault(case, trace) != trace:
                     raise NotRepeating
     except NotRepeating:
@@ -259,22 +270,22 @@ def known(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool
     return Known(traces, below, (), prefix_cache)
 
 
-def _rehearsed(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:
-    """What each case does. group: as of `_schedule`."""
+def _record_traces(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:
+    """Runs two steps and returns the trace of each case. group: micro-batches of a group in `_run_schedule`."""
     run.set_up()
     passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
     for chunk in run.chunks:
         chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):
         for _ in range(2 if run.schedules > 1 else 1):
-            _schedule(run, is_last_stage, group)
+            _run_schedule(run, is_last_stage, group)
         run.update()
         run.zero_grad()
     return passes.traces()
 
 
-def _schedule(run: ShardedRank, is_last_stage: bool, group: int) -> None:
-    """A few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
+def _run_schedule(run: ShardedRank, is_last_stage: bool, group: int) -> None:
+    """Runs a few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
     for chunk in run.chunks:
         chunk.clear_runtime_states()
     run.begin_step()

@@ -1,4 +1,4 @@
-"""FSDP in the words of the Trainer and of accelerate: the layout that they ask for.
+"""Reads the FSDP settings of the Trainer and of accelerate into a layout.
 
 Source: accelerate 1.x, utils/dataclasses.py, `FullyShardedDataParallelPlugin` and `ParallelismConfig`.
 """
@@ -37,19 +37,25 @@ STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "4": (3, True),
     "5": (3, False),
 }
-"""FSDP's word → what is divided, and whether a layer's weights are given back after its forward pass."""
+"""Sharding strategy → ZeRO stage, and whether a layer's weights are freed after its forward pass."""
 
 WHOLE = ("NO_SHARD", "3")
-"""FSDP's words for weights that each device keeps whole."""
+"""Sharding strategies without shards."""
 
 PER_MACHINE = 8
-"""Devices of a machine over which a hybrid strategy divides weights, where the file does not say."""
+"""Default number of devices of a machine, over which a hybrid strategy shards weights."""
 
 
 def fsdp_layout(
     reading: Reading, table: Table, world: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
-    """The layout of FSDP and the settings that follow. table: keys without `fsdp_`."""
+    """The layout of an FSDP configuration, and the settings that follow from it.
+
+    table: FSDP's keys without the prefix `fsdp_`.
+    world: devices.
+    machines: machines.
+    parallel: accelerate's `parallelism_config`.
+    """
     at = "fsdp_config"
     reading.ignored += [f"{at}.{key}"[:80] for key in table if key in FSDP_IGNORED]
     unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), at, "no key that is known")
@@ -92,7 +98,7 @@ def fsdp_layout(
 
 
 def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
-    """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
+    """The ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -115,21 +121,22 @@ def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def summing(reading: Reading, table: Table, words: Mapping[str, Any]) -> TitanSettings:
-    """How gradients are summed over ranks: in the format of the products (`set_mixed_precision`).
+def reduction_settings(reading: Reading, table: Table, words: Mapping[str, Any]) -> TitanSettings:
+    """The settings of gradient reduction: in the format of the products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
-    table: keys without `fsdp_`. words: the settings of a run without FSDP.
+    table: FSDP's keys without the prefix `fsdp_`.
+    words: the settings of a run without FSDP.
     """
     version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
     half = words.get("precision") == "autocast" or words.get("dtype") in ("bf16", "fp16")
     return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1, flat=version == 1)
 
 
-def computing(words: Mapping[str, Any]) -> dict[str, Any]:
+def mixed_precision_settings(words: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run under FSDP, whose mixed precision gathers weights in 16 bits from shards in fp32.
 
-    words: those of the run without it, with autocast.
+    words: the settings of the run without FSDP, with autocast.
     """
     out = dict(words)
     if out.get("precision") == "autocast":
@@ -139,25 +146,25 @@ def computing(words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """FSDP in accelerate's config. words: the settings of a run without it."""
+    """Reads FSDP in accelerate's config. words: the settings of the run without FSDP."""
     machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(data, "fsdp_config").items()}
     return _run(reading, table, world, machines, reading.table(data, "parallelism_config"), words)
 
 
 def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """FSDP in arguments of the Trainer. words: the settings of a run without it."""
+    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP."""
     return _run(reading, _trainer_fsdp(reading, data), world, 1, {}, words)
 
 
 def _run(reading: Reading, table: Table, world: int, machines: int, parallel: Table, words: dict[str, Any]) -> RunUnder:
     layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
-    settings = summing(reading, table, words)
-    return RunUnder(layout, {**computing(words), **fsdp_words}, settings)
+    settings = reduction_settings(reading, table, words)
+    return RunUnder(layout, {**mixed_precision_settings(words), **fsdp_words}, settings)
 
 
 def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
-    """The Trainer's words for FSDP in those of accelerate."""
+    """The Trainer's FSDP arguments as keys of accelerate's FSDP table."""
     config = data.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")

@@ -1,4 +1,4 @@
-"""The memory of one rank under FSDP2 as an answer, the ranks that differ from one another, and what a step sends."""
+"""The memory of one rank under FSDP2, and its collectives in a step."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, t
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
-"""What is known of a run by default."""
+"""Verification status of a run without a pipeline, by default."""
 
 PIPED = Term("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
-"""What is known of a rank of a pipeline."""
+"""Verification status of a rank of a pipeline."""
 
 IN_FLOAT8 = Term(
     "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
 )
-"""What is known of a run with products in 8 bits."""
+"""Verification status of a run with float8 products."""
 
 IN_RINGS = Term(
     "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
 )
-"""What is known of a run with context parallelism: its attention was compared with torch, a whole model was not."""
+"""Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
 
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
-"""What is known of a run with tensor parallelism that the tracker has not seen."""
+"""Verification status of a run with tensor parallelism that was not compared with FSDPMemTracker."""
 
 
 def fsdp_memory(
@@ -69,7 +69,7 @@ def fsdp_memory(
 ) -> DeviceMemory:
     """Replays training of one rank. `training.dtype` is the number format in which modules compute.
 
-    tensors: how its tensors are known; by default (None) as well as the parts and the optimizer of the run.
+    tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
     same run, to which this adds; None (default) runs all micro-batches of a pipeline.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
@@ -87,7 +87,7 @@ def fsdp_memory(
             evidence_of_parts(spec, training.include), training.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _known(layout, fsdp, tensors)
+    tensors = _weakest_status(layout, fsdp, tensors)
     if layout.pp > 1:
         replayed = None
         if shared is not None:
@@ -115,24 +115,22 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     memory, layout = run.memory, run.layout
-    version, own = version_date(run.version), titan_settings(run.own_settings)
+    version, settings = version_date(run.version), titan_settings(run.own_settings)
     training = memory.training()
     if TOWERS.name in memory.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    training, fsdp = torchtitan_training(memory.spec, training, version, own)
+    training, fsdp = torchtitan_training(memory.spec, training, version, settings)
     fsdp = replace(fsdp, prefetch=layout.prefetch)
-    settings = memory.tensors(training.choices.attention)
-    tensors, schedule_settings = (
-        None if settings.status == "exact" else settings,
-        schedule_settings_at(torchtitan_date(version, own), own.schedules),
-    )
+    status = memory.tensors(training.choices.attention)
+    tensors = None if status.status == "exact" else status
+    schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
     return fsdp_memory(
         memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.shared(runtime)
     )
 
 
-def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
-    """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
+def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
+    """The weakest verification status of any tensor in the run. tensors: status without float8, cp and tp."""
     terms = [tensors]
     if fsdp.float8 is not None:
         terms.append(IN_FLOAT8)
@@ -146,40 +144,40 @@ def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
 def communication(
     spec: ModelSpec, training: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
 ) -> list[Collective]:
-    """What a rank sends in a step: a line per collective operation of each group, in the order of the groups.
+    """The collectives of a rank in a step, in the order of the groups of parameters.
 
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    run = _few(spec, training, layout, rank, fsdp)
+    run = _run_of_few_layers(spec, training, layout, rank, fsdp)
     reduces = training.microbatches if fsdp.reduces_each else 1
     stacks = layer_stacks(spec)
     collectives: dict[tuple[object, ...], Collective] = {}
     for layer, group in run.lowering.groups.items():
-        times = _layers_like(layer, stacks)
+        times = _represented_layers(layer, stacks)
         for collective in group.step_collectives(training.microbatches, reduces):
             key = layer.path, *collective[1:6]
             earlier = collectives.get(key)
             collectives[key] = (
                 collective._replace(times=times * collective.times)
                 if earlier is None
-                else _joined(earlier, collective, times)
+                else _add_times(earlier, collective, times)
             )
     if isinstance(run.lowering, FsdpTensorParallelProfile):
         run.next_batch()
         run.forward_and_backward()
         for place, collective in run.lowering.messages:
             path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
-            times = training.microbatches * _layers_like(Layer(path, place.turn), stacks)
+            times = training.microbatches * _represented_layers(Layer(path, place.turn), stacks)
             earlier = collectives.get((path, *collective[1:6]))
             collectives[path, *collective[1:6]] = (
-                collective._replace(times=times) if earlier is None else _joined(earlier, collective, times)
+                collective._replace(times=times) if earlier is None else _add_times(earlier, collective, times)
             )
     return list(collectives.values())
 
 
 def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """The messages of a rank that its replay sends; None for a layout whose replay does not know them.
+    """The messages that a rank's replay sends; None for a layout whose replay has no messages.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -196,12 +194,12 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _joined(earlier: Collective, collective: Collective, times: int) -> Collective:
+def _add_times(earlier: Collective, collective: Collective, times: int) -> Collective:
     return earlier._replace(times=earlier.times + times * collective.times)
 
 
-def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
-    """A run that has been set up, with a few layers of each stack that has many."""
+def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
+    """A run after set-up, with a few layers of each long stack."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {
         i: loop.kind_repeats(RECORDED_REPEATS)
@@ -215,8 +213,8 @@ def _few(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: F
     return run
 
 
-def _layers_like(layer: Layer, stacks: list[LayerStack]) -> int:
-    """How many layers of the model a layer of a run of few stands for."""
+def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
+    """Number of layers of the model that a layer of `_run_of_few_layers` represents."""
     for loop in stacks:
         inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
         if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:

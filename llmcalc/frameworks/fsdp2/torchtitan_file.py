@@ -1,4 +1,4 @@
-"""Reads a torchtitan job, a TOML: of 2024, whose layout is in `[training]` and `[experimental]`, to 2026.
+"""Reads torchtitan jobs (TOML) of 2024 to 2026. Those of 2024 have the layout in `[training]` and `[experimental]`.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
@@ -19,20 +19,20 @@ from .torchtitan_models import flavor
 SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
 
 USUAL_WORLD = 8
-"""Devices that titan's `run_train.sh` uses (`NGPU`)."""
+"""Default number of devices in torchtitan's `run_train.sh` (`NGPU`)."""
 
 RESHARD = {"default": None, "always": True, "never": False}
 
 SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
-"""torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
+"""torchtitan's `pipeline_parallel_schedule` → the same schedule here, for those that are modelled."""
 
 EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
-"""Titan's word for how keys and values go round → the layout's: shards go round in a ring by an all-to-all."""
+"""torchtitan's exchange of keys and values → the layout's. Its all-to-all passes shards round a ring."""
 
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
 
 FLOAT8_KEYS = frozenset({"enable_fsdp_float8_all_gather", "recipe_name", "filter_fqns"})
-"""Keys of products in 8 bits that are read: of `[float8]`, later of `[quantize.linear.float8]`."""
+"""Keys of float8 products that are read, from `[float8]` or later `[quantize.linear.float8]`."""
 
 READ: dict[str, frozenset[str]] = {
     "model": frozenset({"name", "flavor", "converters", "norm_type"}),
@@ -117,7 +117,7 @@ EMPTY: dict[str, tuple[Any, ...]] = {
     "float8.scaling_type_weight": ("dynamic",),
     "float8.scaling_type_grad_output": ("dynamic",),
 }
-"""Keys that are understood with these values alone."""
+"""Keys of which only these values are modelled."""
 
 IGNORED = {
     "job": frozenset({"dump_folder", "description", "use_for_integration_test", "print_args", "print_config"})
@@ -133,17 +133,17 @@ IGNORED = {
     | {"per_op_sac_force_recompute_mm_shapes_by_fqns"},
     "compile": frozenset({"backend", "model_backend_override"}),
 }
-"""Section → keys that change no memory of a step."""
+"""Section → keys that do not change the memory of a step."""
 
 IGNORED_SECTIONS = ("profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug", "job", "logging")
-"""Sections all of whose other keys change no memory of a step."""
+"""Sections whose other keys do not change the memory of a step."""
 
 CONVERTED = ("float8", "mx", "quantize")
-"""Sections of products in fewer bits, which do nothing without a converter in `model.converters`."""
+"""Sections of low-precision products, which have no effect without a converter in `model.converters`."""
 
 
 SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
-"""Sections that do nothing unless they are enabled, which `EMPTY` refuses."""
+"""Sections that have no effect unless they are enabled, which `EMPTY` refuses."""
 
 
 def is_titan(data: Mapping[str, Any]) -> bool:
@@ -154,13 +154,13 @@ def is_titan(data: Mapping[str, Any]) -> bool:
 
 
 class _Job:
-    """The keys of a job, by section, each read where the versions have it."""
+    """The keys of a job. A key may be in another section in another version of torchtitan."""
 
     def __init__(self, data: Mapping[str, Any], reading: Reading) -> None:
         self.data, self.reading = data, reading
 
     def find(self, key: str, *sections: str) -> tuple[str, Any]:
-        """The first of these sections that has the key: (its name with the section, its value or None)."""
+        """The key in the first of these sections that has it: (section.key, value or None)."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -202,14 +202,14 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     spec = flavor("llama3" if name is None else str(name), size, reading.where, old=is_2024_form)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
-    own_settings = _own(job, layout, is_2024_form)
+    own_settings = _titan_settings(job, layout, is_2024_form)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
     return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own_settings)
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:
-    """Notes what a section holds that is not read."""
+    """Notes the keys of a section that are ignored or not modelled."""
     if not isinstance(table, Mapping):
         raise reading.wrong(name[:60], f"{shown(table)}; expected a table")
     for key, value in table.items():
@@ -317,7 +317,10 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
 
 
 def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
-    """The layers of each stage where a job names the first layer of every stage but the first; None if it does not."""
+    """The layers of each stage of a job with split points; None without split points.
+
+    The split points name the first layer of every stage but the first.
+    """
     name, points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
     if isinstance(points, str):
         points = [point.strip() for point in points.split(",") if point.strip()]
@@ -333,7 +336,7 @@ def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tupl
 
 
 def _schedules(job: _Job, layout: Layout) -> int:
-    """How many times a step runs a local batch, whose gradients are added up."""
+    """The number of local batches per step, over which gradients are accumulated."""
     local = _local_batch(job)
     name, whole = job.find("global_batch_size", "training")
     total = -1 if whole is None else size_of(job.reading, name, whole, least=-1)
@@ -351,12 +354,12 @@ def _local_batch(job: _Job) -> int:
 
 
 def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
-    """The job in the words of `llmcalc memory`."""
+    """The job's settings as options of `llmcalc memory`."""
     reading, training = job.reading, "training"
     local, steps = _local_batch(job), _schedules(job, layout)
     batch, micro = local, steps
     if layout.pp > 1:
-        batch, pieces = _piped(job, local, layout.pp)
+        batch, pieces = _micro_batches(job, local, layout.pp)
         micro = pieces * steps
     words: dict[str, Any] = {
         "phase": "training",
@@ -382,10 +385,10 @@ FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def _precision(job: _Job, layout: Layout) -> dict[str, str]:
-    """The format in which modules compute, and whether the weights that the optimizer updates are in fp32.
+    """The number format of products, and whether the optimizer updates weights in fp32.
 
-    `fully_shard` gathers weights in the format of computing; without shards, autocast does the same, but neither with
-    tensor parallelism or a pipeline nor before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
+    `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
+    parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
     weights = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
     compute = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
@@ -401,18 +404,21 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     return {"dtype": weights, "master_weights": "none"}
 
 
-def _piped(job: _Job, local: int, pp: int) -> tuple[int, int]:
-    """Sequences of a micro-batch of a pipeline, and their number: in 2024 as many as stages, later of a given size."""
+def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
+    """The sequences of a pipeline's micro-batch, and the number of micro-batches.
+
+    In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
+    """
     name, count = job.find("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job.data:
         micro_batch = job.size("pipeline_parallel_microbatch_size", 1, "parallelism")
-        name, pieces = "parallelism.pipeline_parallel_microbatch_size", local // micro_batch
+        name, micro_batches = "parallelism.pipeline_parallel_microbatch_size", local // micro_batch
     else:
-        pieces = pp if count is None else size_of(job.reading, name, count)
-        micro_batch = local // pieces
-    if micro_batch < 1 or micro_batch * pieces != local:
+        micro_batches = pp if count is None else size_of(job.reading, name, count)
+        micro_batch = local // micro_batches
+    if micro_batch < 1 or micro_batch * micro_batches != local:
         raise job.reading.wrong(name, f"{local} sequences do not divide into such micro-batches; expected a divisor")
-    return micro_batch, pieces
+    return micro_batch, micro_batches
 
 
 def _optimizer(job: _Job) -> str:
@@ -443,7 +449,7 @@ def _compiled(job: _Job) -> bool:
 
 
 def _recompute(job: _Job) -> str:
-    """none, full, every:N, or `selective-op`: titan's own list of kept operations, every other product again."""
+    """The recomputation: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     mode = job.word("mode", "selective", modes, "activation_checkpoint")
     if mode == "memory_budget":
@@ -459,13 +465,13 @@ def _recompute(job: _Job) -> str:
 
 
 SELECTIVE_OPERATIONS = "selective-op"
-"""Titan's checkpointing of a layer by its operations: attention, collectives and every other product are kept
+"""torchtitan's selective checkpointing by operations: it saves attention, collectives and every other product
 (torchtitan/distributed/activation_checkpoint.py, `_apply_op_sac`).
 """
 
 
-def _own(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
-    """What only torchtitan has words for."""
+def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
+    """The settings that only torchtitan has."""
     reading, sections = job.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
@@ -491,10 +497,10 @@ def _own(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
 
 
 FLOAT8_CONVERTERS = ("float8", "quantize.linear.float8")
-"""Converters of linear layers to float8, by their names over time."""
+"""Converters of linear layers to float8, in all versions."""
 
 FLOAT8_EXPERTS = "quantize.grouped_mm.float8"
-"""The converter of experts' products, whose weights are gathered as they are."""
+"""The converter of experts' products, whose weights are not gathered in float8."""
 
 MX_CONVERTERS = ("mx", "quantize.linear.mx", "quantize.grouped_mm.mx")
 """Converters to MXFP8."""
@@ -506,42 +512,42 @@ RECIPES: dict[str, Float8Recipe] = {
 }
 
 SMALL = "auto_filter_small_kn"
-"""The word in `filter_fqns` for layers that are too small to gain anything."""
+"""The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
 def _float8(job: _Job, layout: Layout) -> Float8 | None:
-    """How linear layers run in 8 bits: with a converter, or before 2025-02-15 if `[float8]` enables it."""
+    """The conversion of linear layers to float8: by a converter, or before 2025-02-15 by a key of `[float8]`."""
     reading = job.reading
     converters = job.find("converters", "model")[1] or []
     names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(names, list):
         raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
-    for one in names:
-        if one not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
-            why = "MXFP8 products are not modelled" if one in MX_CONVERTERS else "not known"
-            reading.unknown[f"model.converters: {str(one)[:40]}"] = why
+    for converter in names:
+        if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
+            why = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
+            reading.unknown[f"model.converters: {str(converter)[:40]}"] = why
     enabled = job.flag("enable_float8_linear", False, "float8")
-    if not enabled and not any(one in FLOAT8_CONVERTERS for one in names):
+    if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
     where, table = _float8_table(job)
     recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reading.wrong(f"{where}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skips, str):
-        skips = [one.strip() for one in skips.split(",") if one.strip()]
-    if not isinstance(skips, list) or not all(isinstance(one, str) for one in skips):
+        skips = [layer.strip() for layer in skips.split(",") if layer.strip()]
+    if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
         raise reading.wrong(f"{where}.filter_fqns", f"{shown(skips)}; expected a list of names")
     name = f"{where}.enable_fsdp_float8_all_gather"
     gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
     if gathers and recipe is not None:
         raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     sharded = layout.dp // layout.hsdp_replicas > 1
-    small, others = SMALL in skips, tuple(one for one in skips if one != SMALL)
+    small, others = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
     return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], others, small)
 
 
 def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
-    """The section of products in 8 bits, with its name."""
+    """The name and the table of the section of float8 products."""
     section: Any = job.data.get("quantize")
     for name in ("linear", "float8"):
         section = section.get(name) if isinstance(section, Mapping) else None
@@ -551,7 +557,7 @@ def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
 
 
 def _compiled_loss(job: _Job) -> bool | None:
-    """Whether the loss is compiled; None where the file cannot say it."""
+    """Whether the loss is compiled; None in versions whose jobs have no key for it."""
     if "compile" not in job.data:
         return None
     components = job.find("components", "compile")[1]

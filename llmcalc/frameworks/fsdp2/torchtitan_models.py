@@ -1,4 +1,4 @@
-"""The flavours of torchtitan's models: the tables of its registries as specs.
+"""The model specs of torchtitan's flavours, from the tables of its registries.
 
 Source: torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py and model/args.py at 9810191bb^ (2026-02-22), and
 torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same sizes but for the debug model.
@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 class Llama(NamedTuple):
-    """dim, n_layers, n_heads, n_kv_heads, ffn_dim_multiplier, multiple_of, vocab_size: titan's own names."""
+    """The arguments of a Llama flavour, by torchtitan's names."""
 
     dim: int
     n_layers: int
@@ -29,14 +29,14 @@ class Llama(NamedTuple):
     vocab_size: int = 128256
 
     def hidden(self) -> int:
-        """The width of the network: two thirds of 4 · dim, times the multiplier, up to a multiple."""
+        """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
         width = int(2 * (4 * self.dim) / 3)
         width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
         return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
 
 
 class Experts(NamedTuple):
-    """num_experts, num_shared_experts, top_k, score_func: titan's own names. width: of one expert (`moe_inter_dim`)."""
+    """The arguments of a mixture of experts, by torchtitan's names. width: of one expert (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int
@@ -46,7 +46,7 @@ class Experts(NamedTuple):
 
 
 class Qwen3(NamedTuple):
-    """Titan's own names. tied: `enable_weight_tying`."""
+    """The arguments of a Qwen3 flavour, by torchtitan's names. tied: `enable_weight_tying`."""
 
     dim: int
     n_layers: int
@@ -61,7 +61,10 @@ class Qwen3(NamedTuple):
 
 
 class DeepSeek(NamedTuple):
-    """Titan's own names. Heads have 128 dimensions without RoPE, 64 with, and values of 128; the latent has 512."""
+    """The arguments of a DeepSeek flavour, by torchtitan's names.
+
+    Heads have 128 dimensions without RoPE, 64 with RoPE, and 128 for values; the latent has 512.
+    """
 
     vocab_size: int
     dim: int
@@ -104,13 +107,13 @@ DEEPSEEK_V3 = {
 }
 
 MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
-"""Ends of names of flavours that differ in the kernel of attention alone."""
+"""Suffixes of flavours that differ only in the attention kernel."""
 
 
 def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
-    """The model of `[model] name` and `flavor`. Raises `InputError`, naming the field, for one that is not known.
+    """The model of `[model] name` and `flavor`. old: whether the job has the form of 2024.
 
-    old: whether the file is of 2024.
+    Raises `InputError`, which names the field, for an unknown model.
     """
     family = next((family_name for family_name in ("llama3", "qwen3", "deepseek_v3") if family_name in name), None)
     if family is None:

@@ -29,25 +29,25 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @dataclass(frozen=True)
 class Fsdp:
-    """How `fully_shard` is called.
+    """The arguments of `fully_shard`.
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
-    reduced: number format in which gradients are summed over ranks.
+    reduced: number format in which gradients are reduced over ranks.
     keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan before
-        2025-07-28; its backward pass comes at once.
-    reduces_each: whether the gradients of every micro-batch are summed over ranks, as in torchtitan, or those of the
-        last one alone, which then has the sum of all (`set_requires_gradient_sync`).
-    splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
-        torchtitan since 2025-07-28; else they are one group, whose gradients wait for the end of the backward pass.
-    float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
+        2025-07-28.
+    reduces_each: whether every micro-batch reduces its gradients, as in torchtitan. Otherwise only the last one of a
+        step does (`set_requires_gradient_sync`).
+    splits: whether the embedding is one group, and the last norm with the output layer another, as in torchtitan since
+        2025-07-28. Otherwise they are one group, whose gradients are reduced at the end of the backward pass.
+    float8: the linear layers that run in 8 bits; None (default) for none.
     divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
-    frozen: number format of the shards of parameters that are not trained; empty (default) for that of the others.
-    copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied too; false by default.
+    prefetch: layers that each layer gathers ahead, in both passes; 0 (default) for torch's order, which gathers one
+        layer ahead in the backward pass. The last (in the backward pass, the first) `prefetch` layers gather none, as
+        in PyTorch's example (distributed/FSDP2/example.py).
+    frozen: number format of the shards of frozen parameters; empty (default) for `dtype`.
+    copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied; false by default.
     overlaps: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
-    prefetch: how many further layers each layer gathers ahead of them, in both passes; 0 (default) leaves it to torch,
-        which gathers one layer ahead in the backward pass. All layers but the last (in the backward pass, the first)
-        so many do it, as in the example of PyTorch (distributed/FSDP2/example.py).
     """
 
     dtype: str = "float32"
@@ -64,42 +64,42 @@ class Fsdp:
 
 
 TITAN = Fsdp()
-"""As torchtitan called it before 2025-07-28."""
+"""The arguments of torchtitan before 2025-07-28."""
 
 SEPARATE_HEAD_SINCE = date(2025, 7, 28)
-"""Since when torchtitan has groups of their own for embedding and head, and frees every layer after its forward pass,
-the last one too (83e694105).
-"""
+"""The day since which torchtitan has separate groups for embedding and head, and frees the last layer (83e694105)."""
 
 DATE_OF_2024_JOBS = date(2024, 12, 26)
-"""The date of a job of 2024 where none is given (9dec370)."""
+"""The default date of a job in the form of 2024 (9dec370)."""
 
 DEFAULT_SETTINGS = TitanSettings()
-"""Nothing that only a job says."""
+"""The settings of a run without a job."""
 
 EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
-"""From when (e8977b007) to when (bbb1b616e) torchtitan compiled layers but not the loss."""
+"""The days between which torchtitan compiled layers but not the loss (e8977b007, bbb1b616e)."""
 
 
 IN_PLACE = date(2025, 12, 2)
-"""Since when torch leaves gathered tokens of one sequence where they are (pull request 169404)."""
+"""The day since which torch does not copy gathered tokens of one sequence (pull request 169404)."""
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """The date of torchtitan that runs a job: as given, else that of the job's form; None for the newest."""
+    """The date of torchtitan: the given version, or that of the job's form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
 def torchtitan_training(
     spec: ModelSpec, training: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
-    """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
+    """The training of torchtitan and its arguments of `fully_shard`.
 
-    Adapters are sharded in their own format, and gathered in that of the weights. Raises `InputError` for adapters
-    under version 1.
+    The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
+    Adapters are sharded in their own format, and gathered in that of the weights.
 
-    Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
-    version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
+    how: the same training on one device.
+    version: the date of torchtitan; None (default) for the newest.
+    settings: settings of a job; the defaults of torchtitan by default.
+    Raises `InputError` for adapters under version 1 of FSDP.
     """
     version = torchtitan_date(version, settings)
     dtype, frozen = "float32" if training.master else training.dtype, ""
@@ -135,7 +135,7 @@ def torchtitan_training(
 
 
 def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
-    """How a rank's parameters are sharded.
+    """The sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
@@ -184,11 +184,11 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
 
 
 class FsdpRun(TrainingRun):
-    """Replays steps of one rank.
+    """Replays the training steps of one rank.
 
-    traffic: what its groups share, and what they have sent. program: that of a rank of tensor parallelism, by default
-    that of the whole model. ring: the ranks of each sequence, of which `how` has this rank's tokens; None (default)
-    without context parallelism.
+    traffic: the communication state of its groups, with their collectives.
+    program: the program of a rank of tensor parallelism; by default that of the whole model.
+    ring: the ranks of a sequence in context parallelism, with `how` of this rank's tokens; None (default) without.
     """
 
     profile: type[FsdpProfile] = FsdpProfile
@@ -223,10 +223,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step.
-
-        If only the last one's gradients are summed, those between the first and the last are alike.
-        """
+        """Runs the micro-batches of a step, with one of those that do the same."""
         reduces_every = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_every else 3)
         for i in range(count):
@@ -243,9 +240,9 @@ class FsdpRun(TrainingRun):
 def set_resharding_and_prefetch(
     groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool
 ) -> None:
-    """Says which groups free their whole parameters after the forward pass, and which others each gathers.
+    """Sets for each group whether its parameters are freed after the forward pass, and which groups it gathers ahead.
 
-    stacks: the paths of layers.
+    stacks: per stack, the path of its layers.
     """
     last = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
     for layer, group in groups.items():
@@ -253,11 +250,11 @@ def set_resharding_and_prefetch(
         group.reshards = reshard and not stays_gathered
     if fsdp.prefetch:
         for path in stacks:
-            _prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
+            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
 
 
-def _prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Says which further layers each layer gathers."""
+def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
+    """Sets the layers that each layer gathers ahead. ahead: their number."""
     for i, group in enumerate(layers):
         if i + ahead < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
@@ -266,7 +263,7 @@ def _prefetch(layers: Sequence[Group], ahead: int) -> None:
 
 
 def why_head_is_not_separate(spec: ModelSpec, training: Training) -> str:
-    """Why embedding and head are no groups of their own; empty if they may be."""
+    """The reason why embedding and head cannot be separate groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training.choices.cross_entropy in ("chunked", "split") or training.include:

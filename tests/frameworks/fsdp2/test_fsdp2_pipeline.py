@@ -8,7 +8,6 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from tests.frameworks.torch.schedule_settings import by_torch, replayed
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
@@ -37,6 +36,7 @@ from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
+from tests.frameworks.torch.piped import by_torch, replayed
 from tests.simulator.allocator_witness import WitnessAllocator
 
 WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
