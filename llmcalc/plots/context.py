@@ -23,7 +23,7 @@ CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2
 """Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
-def cache_curves(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
     """Plots the bytes of one sequence's cache against its tokens, log-log; full windows bend the curve.
 
     dtype: format of keys and values.
@@ -38,7 +38,7 @@ def cache_curves(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | N
     return _curves(models, of, title, units.GIB.name, ax)
 
 
-def flops_curves(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
+def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     """Plots the forward FLOPs of one token against its context length, log-log."""
 
     def of(preset: Preset) -> list[float]:

@@ -40,20 +40,20 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     """Draws the KV cache of one sequence against its tokens."""
     needs_matplotlib()
     from ..costs.cache import kv
-    from .context import cache_curves
+    from .context import cache
 
     for preset in models:
         with name_in_errors(preset):
             kv(preset.model, dtype_name=kv_dtype)
-    return cache_curves(models, kv_dtype)
+    return cache(models, kv_dtype)
 
 
 def flops_picture(models: Sequence[Preset]) -> Figure:
     """Draws the FLOPs of one more token against its context length."""
     needs_matplotlib()
-    from .context import flops_curves
+    from .context import work
 
-    return flops_curves(models)
+    return work(models)
 
 
 def shape_picture(

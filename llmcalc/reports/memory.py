@@ -121,9 +121,9 @@ def term_name(term: Term) -> str:
 def fits_table(fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
-    note = f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall" + (
-        "; *: of the nominal memory, since the usable memory is not known" if any(fit.nominal for fit in fits) else ""
-    )
+    note = f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall"
+    if any(fit.nominal for fit in fits):
+        title, note = f"{title}; *: of the nominal memory", f"{note}; *: the usable memory is not known"
     first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
     return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first)
 

@@ -57,14 +57,14 @@ def test_a_bar_has_the_shares_of_its_model() -> None:
 
 def test_a_curve_has_the_bytes_of_its_cache() -> None:
     models = [llmcalc.load(name) for name in ("llama3-8b", "gemma3-27b")]
-    (ax,) = context.cache_curves(models).axes
+    (ax,) = context.cache(models).axes
     for preset, line in zip(models, ax.lines[::2], strict=True):
         for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
             assert value == llmcalc.kv(preset, seq=int(tokens)).bytes / 2**30
 
 
 def test_a_curve_has_the_flops_of_a_token() -> None:
-    (ax,) = context.flops_curves([llmcalc.load("llama3-8b")]).axes
+    (ax,) = context.work([llmcalc.load("llama3-8b")]).axes
     for tokens, value in zip(ax.lines[0].get_xdata(), ax.lines[0].get_ydata(), strict=True):
         one = llmcalc.flops("llama3-8b", phase="decode", context=int(tokens) - 1)
         assert value == pytest.approx(one.total / 1e9, rel=1e-12)
@@ -73,7 +73,7 @@ def test_a_curve_has_the_flops_of_a_token() -> None:
 def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
     figure = new_figure(8, 4)
     left, right = figure.subplots(1, 2)
-    assert context.cache_curves([llmcalc.load("gpt2")], ax=left) is figure
+    assert context.cache([llmcalc.load("gpt2")], ax=left) is figure
     assert params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
     assert left.lines
     assert right.patches

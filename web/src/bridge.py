@@ -20,7 +20,7 @@ from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text
 from llmcalc.reports.summary import headline, norm_place
 from llmcalc.sources.names import hub_id_of, is_hub_id
-from llmcalc.sources.preset import Preset, about
+from llmcalc.sources.preset import Preset, name_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
@@ -145,7 +145,7 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
 def training(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training`. settings: fields of `Settings`."""
     preset = _loaded(json.dumps(request["model"]))
-    with about(preset):
+    with name_in_errors(preset):
         found = document(api.memory(preset, "training", **request["settings"]).report())
     return {"training": found, "exact": exact(found)}
 
@@ -155,7 +155,7 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.LayoutRequest`.
     """
     preset = _loaded(json.dumps(request["model"]))
-    with about(preset):
+    with name_in_errors(preset):
         run = api.memory(preset, "training", **request["settings"], **request["layout"] or {"devices": 1})
         found = document(run.report())
     return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
@@ -165,7 +165,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
     preset = _loaded(json.dumps(request["model"]))
     options = {**request["settings"], **request["layout"], "global_batch": request["global_batch"]}
-    with about(preset):
+    with name_in_errors(preset):
         found = document(api.plan(preset, request["hardware"], "training", rows=request["rows"], **options).report())
     return {"plan": found, "exact": exact(found)}
 
