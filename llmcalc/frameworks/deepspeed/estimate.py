@@ -9,37 +9,60 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
-from ..transient_bytes import Around, Elements, Step, step_of
+from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .rank_memory import cast
 from .settings import DeepSpeedSettings
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """The estimate of a model's ranks."""
+    """Returns the estimate of a model's ranks."""
     training = memory.training()
-    transient = partial(transient_bytes, step_of(training, flat=True), DTYPES[training.dtype].bytes)
+    transient = partial(transient_bytes, measure_optimizer_step(training, flat=True), DTYPES[training.dtype].bytes)
     return estimate_with_torch_kernels(memory, bytes_per_parameter(memory, flat=True), cast(training), transient)
 
 
-def transient_bytes(step: Step, width: int, layout: Layout, own: Sequence[Elements]) -> Around:
-    """Gradients are summed in a buffer; in stage 3, which always has it, parameters are gathered up to a number of
-    elements. In stages 1 and 2 it is there from the first gradient to the last sum, which in stage 2 each micro-batch
-    has; what is summed is put side by side, and a rank steps with its own part alone, in stage 3 with a group of it.
+def transient_bytes(
+    step: OptimizerStepBytes, width: int, layout: Layout, stage_parameters: Sequence[StageParameters]
+) -> TransientBytes:
+    """Returns the transient bytes of a rank. width: bytes of an element of weights and gradients.
+
+    Gradients are reduced in a buffer. In stages 1 and 2 it exists from the first gradient to the reduction, which in
+    stage 2 follows each micro-batch. The reduced gradients are flattened, and a rank updates its shard of them.
+    In stage 3 the buffer always exists, parameters are gathered up to a number of elements, and a rank updates one
+    group of its shard after the other.
     """
-    settings, whole = DeepSpeedSettings(stage=layout.zero), sum(one.dense + one.experts for one in own)
-    taken, most = step.bytes(layout, own, divided=layout.zero >= 1), settings.elements("reduce_bucket_size")
+    settings = DeepSpeedSettings(stage=layout.zero)
+    step_bytes = step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
     if layout.zero == 0:
-        return Around(step=taken)
-    part, buffer = whole // layout.shards, width * most
+        return TransientBytes(optimizer_step=step_bytes)
+    parameters = sum(stage.total for stage in stage_parameters)
+    bucket, shard = settings.elements("reduce_bucket_size"), parameters // layout.shards
+    buffer = width * bucket
     if layout.zero == 3:
-        at_once = min(1, settings.sub_group_size / max(1, part))
-        live = width * min(settings.stage3_max_live_parameters, whole)
-        taken = max(taken, (step.copied + step.kept) * part)  # gradients are put side by side, and copied, before it
-        released = width * max(0, whole - sum(one.root for one in own))  # the layers' parameters, when they have run
-        return Around(stays=buffer, passes=live, root=-min(live, released), step=round(at_once * taken))
-    tensors = max(part, *(one.largest for one in own))  # whole ones, of which a rank may step with a part
+        group_share = min(1, settings.sub_group_size / max(1, shard))
+        live = width * min(settings.stage3_max_live_parameters, parameters)
+        flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
+        layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
+        return TransientBytes(
+            always=buffer,
+            in_passes=live,
+            outside_modules=-min(live, width * layers),  # the layers' parameters are released when they have run
+            optimizer_step=round(group_share * max(step_bytes, flattened)),
+        )
+    whole_tensors = max(shard, *(stage.largest_tensor for stage in stage_parameters))  # a rank updates parts of them
     if layout.zero == 2:
-        more = width * (tensors - part)
-        end = buffer + width * min(most, whole) + more
-        return Around(late=buffer + more, again=more, after=buffer + more, end=end, step=taken - step.kept * part)
-    return Around(late=buffer, again=buffer, after=buffer, end=buffer + width * tensors, step=taken - step.kept * whole)
+        outside_shard = width * (whole_tensors - shard)
+        return TransientBytes(
+            from_first_gradient=buffer + outside_shard,
+            later_micro_batches=outside_shard,
+            backward_end=buffer + outside_shard,
+            gradient_reduction=buffer + width * min(bucket, parameters) + outside_shard,
+            optimizer_step=step_bytes - step.gradient_width * shard,
+        )
+    return TransientBytes(
+        from_first_gradient=buffer,
+        later_micro_batches=buffer,
+        backward_end=buffer,
+        gradient_reduction=buffer + width * whole_tensors,
+        optimizer_step=step_bytes - step.gradient_width * parameters,
+    )
