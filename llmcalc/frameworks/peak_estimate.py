@@ -1,7 +1,7 @@
-"""What a rank of a layout needs, without an allocator: what a micro-batch keeps in a stage, and the most of each pass.
+"""The peak of a rank, estimated without an allocator from a micro-batch's saved bytes and the peaks of its passes.
 
-A stage of many equal layers is measured with a few, since bytes are linear in their number (`fold`); stages that only
-differ in it, and layouts that only differ in how experts or replicas are divided, share a measurement.
+A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
+this number share a measurement, and so do layouts that divide experts or replicas in other ways.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
 from ..flow.program import Scope
-from ..flow.tree import Use
+from ..flow.tree import Place, Use
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
@@ -32,7 +32,7 @@ from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
 from ..simulator.profiles.dtensor import Divided
 from .torch.pipeline import Chunk
-from .transient_bytes import Arounds, Elements, nothing
+from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
@@ -43,274 +43,300 @@ def in_layers(path: str) -> bool:
     return "layers" in path.split(".")
 
 
-class Most(NamedTuple):
-    """The most bytes of a pass, by the path of the module that ran.
+class PeakByPath(NamedTuple):
+    """The peak of the bytes in a pass, by the path of the module that ran.
 
-    In more layers each grows by itself: the highest of few need not be that of many.
+    With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
 
     by_path: Mapping[str, int]
 
     @staticmethod
-    def of(meter: Meter, before: int) -> Most:
-        """Since the meter's last restart, over what was there before."""
-        found: dict[str, int] = {}
+    def since_restart(meter: Meter, before: int) -> PeakByPath:
+        """The peaks since the meter's last restart. before: bytes that existed then, which are subtracted."""
+        peaks: dict[str, int] = {}
         for place, peak in meter.peaks.items():
-            found[place.path] = max(found.get(place.path, 0), peak.bytes - before)
-        return Most(found)
+            peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - before)
+        return PeakByPath(peaks)
 
-    @property
-    def bytes(self) -> int:
-        return max(self.by_path.values())
+    def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
+        """The peaks with `count` more layers. next_longer: the peaks with one more layer."""
+        longer = next_longer.by_path
+        return PeakByPath({path: peak + count * (longer.get(path, peak) - peak) for path, peak in self.by_path.items()})
 
-    def grown(self, more: Most, times: int) -> Most:
-        """As of `Passes`."""
-        grown = {path: bytes + times * (more.by_path.get(path, bytes) - bytes) for path, bytes in self.by_path.items()}
-        return Most(grown)
-
-    def over(self, bytes: int) -> Most:
-        """With so many bytes more throughout."""
-        return Most({path: most + bytes for path, most in self.by_path.items()})
+    def plus(self, bytes: int) -> PeakByPath:
+        """Adds a constant to every peak."""
+        return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
-class Passes(NamedTuple):
-    """Bytes of a micro-batch in a stage.
+class MicroBatchBytes(NamedTuple):
+    """Bytes of one micro-batch in a stage.
 
-    saved: between its passes. forward, backward: the most beside what stays. received: what stays for it from the first
-    step on, into which other ranks send. whole: elements that gradients have more than their weights.
+    saved: what it saves between its forward and its backward pass.
+    forward: peaks of the forward pass.
+    backward: peaks of the backward pass.
+    received: receive buffers of the micro-batch, which stay from the first step on.
+    extra_gradients: elements by which whole gradients exceed their divided weights.
     """
 
     saved: int
-    forward: Most
-    backward: Most
+    forward: PeakByPath
+    backward: PeakByPath
     received: int = 0
-    whole: int = 0
+    extra_gradients: int = 0
 
     @property
-    def most(self) -> int:
-        """The most of both passes."""
-        return max(self.early, self.late)
+    def peak(self) -> int:
+        """The peak of both passes."""
+        return max(
+            self.layer_forward, self.loss, self.layer_backward, self.head_backward, self.backward_outside_modules
+        )
 
     @property
-    def early(self) -> int:
-        """The most before any parameter has its gradient."""
-        return max(self.upwards, self.loss)
-
-    @property
-    def late(self) -> int:
-        """The most from then on."""
-        return max(self.layer, self.head, self.root)
-
-    @property
-    def upwards(self) -> int:
-        """The most of a layer's forward pass."""
+    def layer_forward(self) -> int:
+        """The peak of the layers' forward pass."""
         return max((bytes for path, bytes in self.forward.by_path.items() if in_layers(path)), default=0)
 
     @property
     def loss(self) -> int:
-        """The most around the loss: of the forward pass after the layers or before them, and of the loss's backward."""
+        """The peak around the loss: of the forward pass outside the layers and of the loss's backward pass."""
         outside = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
         return max(self.backward.by_path.get("loss", 0), *outside, 0)
 
     @property
-    def between(self) -> int:
-        """What is kept when the layers have run and the head has not, or no longer."""
+    def between_layers_and_head(self) -> int:
+        """Bytes saved between the last layer and the head, in either direction."""
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
     @property
-    def head(self) -> int:
-        """The most of the backward pass in the modules around the layers, but for the loss."""
+    def head_backward(self) -> int:
+        """The peak of the backward pass in modules outside the layers, without the loss."""
         items = self.backward.by_path.items()
         return max((bytes for path, bytes in items if path not in ("", "loss") and not in_layers(path)), default=0)
 
     @property
-    def root(self) -> int:
-        """The most of the backward pass outside of modules, where the embedding gets its gradient."""
+    def backward_outside_modules(self) -> int:
+        """The peak of the backward pass outside of modules, where the embedding gets its gradient."""
         return self.backward.by_path.get("", 0)
 
     @property
-    def layer(self) -> int:
-        """The most of a layer's backward pass."""
+    def layer_backward(self) -> int:
+        """The peak of the layers' backward pass."""
         return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
 
-    def grown(self, more: Passes, times: int) -> Passes:
-        """With `times` more layers than this has; `more` has one more."""
-        return Passes(
-            self.saved + times * (more.saved - self.saved),
-            self.forward.grown(more.forward, times),
-            self.backward.grown(more.backward, times),
-            self.received + times * (more.received - self.received),
-            self.whole + times * (more.whole - self.whole),
+    def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
+        """The bytes with `count` more layers. next_longer: the bytes with one more layer."""
+        return MicroBatchBytes(
+            self.saved + count * (next_longer.saved - self.saved),
+            self.forward.with_more_layers(next_longer.forward, count),
+            self.backward.with_more_layers(next_longer.backward, count),
+            self.received + count * (next_longer.received - self.received),
+            self.extra_gradients + count * (next_longer.extra_gradients - self.extra_gradients),
         )
 
 
 class BytesPerParameter(NamedTuple):
-    """Bytes of each parameter: of the weights, the gradients and the optimizer.
+    """Bytes per parameter.
 
-    others: of the optimizer, how many more a parameter has that is no matrix in a layer (Muon leaves these to AdamW).
+    weights: of the weights.
+    gradients: of the gradients.
+    optimizer: of the master weights and the optimizer states.
+    adamw_extra: with Muon, how many more bytes of states a parameter has that AdamW updates, since it is no matrix in a
+        layer; 0 by default.
     """
 
     weights: float
     gradients: float
     optimizer: float
-    others: float = 0
+    adamw_extra: float = 0
 
 
-def padded(shards: int, use: Use) -> Number:
-    """Cost: parameters with every tensor's rows rounded up to a multiple of the shards."""
+def parameters_in_padded_rows(shards: int, use: Use) -> Number:
+    """Returns the parameters of a tree's use, with every tensor's rows rounded up to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
-    rest = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
-    return count + sum(exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in rest)
+    padded = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
+    return count + sum(
+        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded
+    )
 
 
-def alike(layout: Layout, micro_batches: int) -> int:
-    """So many micro-batches that any further ones are run as the last of them."""
-    enough = 2 * layout.pp * layout.vpp
-    return micro_batches if micro_batches <= enough else enough + micro_batches % layout.pp
+def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
+    """Number of micro-batches after which the schedule repeats, with those that the last round leaves over."""
+    repeating = 2 * layout.pp * layout.vpp
+    return micro_batches if micro_batches <= repeating else repeating + micro_batches % layout.pp
 
 
-Measure: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[Passes]]
-"""What a micro-batch takes in a stage of a layout, for several numbers of repeats of its layers' pattern. The most come
-first; None is for all.
+MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
+"""Measures a micro-batch in a stage of a layout with several numbers of repeats of its pattern of layers.
+
+The largest number comes first; None stands for all layers of the stage.
 """
 
 
 @dataclass
 class PeakEstimate:
-    """Walks the ranks of layouts of one model.
+    """Estimates the peaks of ranks in layouts of one model.
 
-    each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
-    beside: what each rank holds beside, such as workspaces. around: what it holds in the optimizer's step, in sums over
-    replicas, and of gathered parameters; nothing by default.
+    spec: the model.
+    per_parameter: bytes per parameter.
+    measure: measures the passes of a micro-batch.
+    include: optional parts of the model that the run has; none by default.
+    fixed_bytes: bytes of every rank, such as the CUDA context and workspaces; 0 by default.
+    transient_bytes: counts gathered parameters, reduction buffers and the optimizer's step; none by default.
+    frees_gradients: whether gradients are freed between steps; false by default.
     pads: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
     """
 
     spec: ModelSpec
-    each: BytesPerParameter
-    measure: Measure
+    per_parameter: BytesPerParameter
+    measure: MeasurePasses
     include: frozenset[str] = frozenset()
-    beside: int = 0
-    around: Arounds = nothing
+    fixed_bytes: int = 0
+    transient_bytes: TransientBytesOfRank = no_transient_bytes
     frees_gradients: bool = False
     pads: bool = False
-    _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
-    _elements: dict[tuple[object, ...], Elements] = field(default_factory=dict)
+    _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
+    _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
+        """Layers of all stacks of the model."""
         return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer, of an encoder first."""
+        """The kind of each layer; those of an encoder come first."""
         root = self.spec.program().root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
-        stacks = [[item for item in of.items if isinstance(item, Scope) and item.name == "layers"] for of in parents]
+        stacks = [
+            [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
+        ]
         return [kind for stack in stacks if stack for kind in layer_kinds(stack)]
 
     @cached_property
     def experts(self) -> int:
-        """The routed experts of the layer that has the most; 0 without any."""
+        """Routed experts of the layer that has the most; 0 without any."""
         return routed_experts(self.spec)
 
-    def needed(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """The bytes of the rank that needs most, and where it stands in the pipeline."""
-        by_stage = self.by_stage(layout, micro_batches)
-        worst = max(range(layout.pp), key=lambda stage: (by_stage[stage], -stage))
-        return by_stage[worst], worst
+    def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
+        """The peak bytes of the rank that needs the most, and its stage in the pipeline."""
+        peaks = self.peaks_by_stage(layout, micro_batches)
+        largest = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
+        return peaks[largest], largest
 
-    def by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
-        """The bytes of the first rank at each place of the pipeline."""
-        order = pipeline(layout, alike(layout, micro_batches))
-        own: list[list[Stage]] = [[] for _ in range(layout.pp)]
+    def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
+        """The peak bytes of the first rank at each place of the pipeline."""
+        order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+        stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
-            own[stage.rank].append(stage)
-        if order.two_way:  # the other half of the micro-batches enters at the last rank
-            own = [[*of, *own[layout.pp - 1 - rank]] for rank, of in enumerate(own)]
-        return [self._rank(layout, order, rank, of, micro_batches) for rank, of in enumerate(own)]
+            stages_by_rank[stage.rank].append(stage)
+        if order.two_way:  # the second half of the micro-batches enters at the last rank
+            stages_by_rank = [
+                [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
+            ]
+        return [
+            self._rank_peak(layout, order, rank, rank_stages, micro_batches)
+            for rank, rank_stages in enumerate(stages_by_rank)
+        ]
 
-    def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
-        passes = [self.passes(layout, stage) for stage in own]
-        most, flying = order.peak_in_flight(rank, [one.saved for one in passes])
-        elements = [self.elements(layout, at)._replace(whole=one.whole) for at, one in zip(own, passes, strict=True)]
-        around = self.around(layout, elements)
-        again = around.again if micro_batches > 1 else 0
+    def _rank_peak(
+        self, layout: Layout, order: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
+    ) -> int:
+        """The peak bytes of a rank: the largest of four moments.
 
-        def early(one: Passes) -> int:
-            return max(one.upwards, one.loss + around.loss, one.between + around.gathers)
-
-        def head(one: Passes) -> int:
-            at_root = one.root + around.outside + around.root
-            return max(one.head + around.outside, at_root, one.between + around.sums) + around.late
-
-        def layer(one: Passes, stage: Stage) -> int:
-            left = max(0, around.before - one.saved // max(1, len(stage.layers)))  # when its own tensors are gone
-            return one.layer + around.layer + max(left, around.last) + around.late
-
-        all_fly = flying.whole == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
-        if self.frees_gradients and all_fly:  # the first backward pass makes all gradients
-            ((stage,), (one,), (of,)) = own, passes, elements
-            without, of_layer = self.static(layout, stage, gradients_only=True), layer(one, stage)
-            # Those of the head come first, of the first layer last.
-            first = round(without * min(of.root, of.largest) / (of.dense + of.experts))
-            from_here = max(head(one), of_layer) - without + first
-            last = max(early(one) - without, from_here, of_layer - one.saved) - one.saved
+        The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
+        step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
+        """
+        measured = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
+        saved, in_flight = order.peak_in_flight(rank, [batch.saved for batch in measured])
+        parameters = [
+            self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
+            for stage, batch in zip(rank_stages, measured, strict=True)
+        ]
+        transient = self.transient_bytes(layout, parameters)
+        peaks = [
+            _pass_peaks(batch, stage, transient, micro_batches)
+            for batch, stage in zip(measured, rank_stages, strict=True)
+        ]
+        all_in_flight = in_flight.whole == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
+        if self.frees_gradients and all_in_flight:
+            pass_peak = self._first_backward_peak(layout, rank_stages[0], measured[0], peaks[0])
         else:
-            last = max(
-                max(early(one) + again, head(one), layer(one, stage)) - one.saved
-                for one, stage, count in zip(passes, own, flying.whole, strict=True)
+            pass_peak = max(
+                max(stage_peaks) - batch.saved
+                for stage_peaks, batch, count in zip(peaks, measured, in_flight.whole, strict=True)
                 if count
             )
-        stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
-        before = most - min(one.saved for one in passes)
-        after = max(around.after, around.begin)
-        moments = most + last + around.passes, before + after, around.end, around.step
-        return self.beside + stays + around.stays + max(moments)
+        static = sum(self.static_bytes(layout, stage) for stage in rank_stages)
+        received = micro_batches * sum(batch.received for batch in measured)
+        moments = (
+            saved + pass_peak + transient.in_passes,
+            saved - min(batch.saved for batch in measured) + max(transient.backward_end, transient.forward_start),
+            transient.gradient_reduction,
+            transient.optimizer_step,
+        )
+        return self.fixed_bytes + static + received + transient.always + max(moments)
 
-    def static(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
-        """Bytes of weights, gradients and optimizer states of a stage."""
-        elements = self.elements(layout, stage)
-        weights, gradients, optimizer, others = self.each
+    def _first_backward_peak(
+        self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
+    ) -> int:
+        """The peak of the only backward pass that starts without gradients, beside saved bytes and all gradients.
+
+        The gradients of the head come first, those of the first layer last.
+        """
+        parameters, (forward, head, layer) = self.stage_parameters(layout, stage), peaks
+        gradients = self.static_bytes(layout, stage, gradients_only=True)
+        head_elements = min(parameters.outside_layers, parameters.largest_tensor)
+        head_gradients = round(gradients * head_elements / parameters.total)
+        first_layer = layer - measured.saved
+        last_layer = max(head, layer) - gradients + head_gradients
+        return max(forward - gradients, last_layer, first_layer) - measured.saved
+
+    def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
+        """Bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
+        parameters = self.stage_parameters(layout, stage)
+        weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
-            weights = optimizer = others = 0
-        total = others * (elements.root + elements.experts)
-        for n, shards in ((elements.dense, layout.shards), (elements.experts, layout.expert_shards)):
-            total += n * weights / (shards if layout.zero == 3 else 1)
-            total += n * gradients / (shards if layout.zero >= 2 else 1)
-            total += n * optimizer / (shards if layout.zero >= 1 else 1)
+            weights = optimizer = adamw_extra = 0
+        total = adamw_extra * (parameters.outside_layers + parameters.experts)
+        for count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
+            total += count * weights / (shards if layout.zero == 3 else 1)
+            total += count * gradients / (shards if layout.zero >= 2 else 1)
+            total += count * optimizer / (shards if layout.zero >= 1 else 1)
         return round(total)
 
-    def elements(self, layout: Layout, stage: Stage) -> Elements:
-        """Parameters of a stage."""
+    def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
+        """The parameters of a stage on one rank."""
         etp = layout.expert_tp
         shards = layout.shards if self.pads and layout.zero == 3 else 1
-        key = (layout.tp, etp, shards, self._kinds_of(stage), stage.first, stage.last)
-        if key not in self._elements:
-            whole = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            tree, size = (
-                rank_program(self.spec, whole, 0, stage).node(),
-                partial(padded, shards) if shards > 1 else total_of,
-            )
-            places = [one for one in tree.walk() if not one.optional or one.optional in self.include]
-            layers = [one for one in places if one.node.name == "layers"]
-            inner = [one for one in places if in_a_layer(one)]
-            total = tree.total(size, include=self.include)
-            in_layers = sum(one.total(size, self.include) for one in layers)
-            self._elements[key] = Elements(
-                total,
-                sum(times(one.own(size), one.times) for one in places if isinstance(one.node.op, ExpertLinear)),
-                total - in_layers,
-                max((one.each(size, self.include) for one in layers), default=0),
-                max(one.own(size) for one in places),
-                max((one.own(size) for one in inner), default=0),
-                max((one.own(size) for one in inner if not isinstance(one.node.op, ExpertLinear)), default=0),
-            )
-        found = self._elements[key]
-        return found._replace(dense=found.dense - found.experts, experts=found.experts // layout.ep)
+        key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
+        if key not in self._parameters:
+            all_experts = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
+            self._parameters[key] = self._count_parameters(all_experts, stage, shards)
+        counts = self._parameters[key]
+        return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
-    def _kinds_of(self, stage: Stage) -> tuple[object, ...]:
+    def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
+        """Counts the parameters of a stage; its `dense` ones include the experts' here."""
+        tree = rank_program(self.spec, layout, 0, stage).node()
+        size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
+        places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
+        layers = [place for place in places if place.node.name == "layers"]
+        inner = [place for place in places if in_a_layer(place)]
+        total = tree.total(size, include=self.include)
+        return StageParameters(
+            dense=total,
+            experts=sum(times(place.own(size), place.times) for place in places if _is_of_experts(place)),
+            outside_layers=total - sum(place.total(size, self.include) for place in layers),
+            largest_layer=max((place.each(size, self.include) for place in layers), default=0),
+            largest_tensor=max(place.own(size) for place in places),
+            largest_in_layers=max((place.own(size) for place in inner), default=0),
+            largest_matrix=max((place.own(size) for place in inner if not _is_of_experts(place)), default=0),
+        )
+
+    def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
         """The kinds of a stage's layers, as runs of equal ones."""
         runs: list[list[int]] = []
         for i in stage.layers:
@@ -321,29 +347,38 @@ class PeakEstimate:
                 runs.append([kind, 1])
         return tuple(map(tuple, runs))
 
-    def passes(self, layout: Layout, stage: Stage) -> Passes:
-        """Passes of a micro-batch through a stage."""
+    def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
+        """The bytes of a micro-batch in a stage."""
         start, end, repeats = self._window(stage)
         shape = (layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel)
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
-            alone, alike = self._alone(layout, start, end, stage)
+            measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
             counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
-            # In a shorter run layers have other numbers: where kinds differ, parameters that a longer one has not met.
-            each = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
-            self._measured[key] = tuple(found for of in each for found in self.measure(alone, alike, of))
-        found = self._measured[key]
-        return found[0] if repeats is None else found[1].grown(found[0], repeats - SHORT_RUN_REPEATS)
+            # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
+            runs = [counts] if len(set(map(id, self.kinds[start:end]))) == 1 else [[count] for count in counts]
+            self._measured[key] = tuple(
+                batch for run in runs for batch in self.measure(measured_layout, measured_stage, run)
+            )
+        measured = self._measured[key]
+        if repeats is None:
+            return measured[0]
+        longer, shorter = measured
+        return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
-        """Layers that are measured for a stage: from, to, and how many equal ones they stand for; None for themselves.
+        """The start and end of the layers that are measured for a stage, and the repeats that they stand for.
 
-        Of equal layers, `SHORT_RUN_REPEATS` + 2 stand for any number.
+        The repeats are None where all layers of the stage are measured.
+
+        `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start, end = stage.layers.start, stage.layers.stop
         wanted, kinds = SHORT_RUN_REPEATS + 2, self.kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            found = find_pattern([kinds[i] for i in range(start, end)])  # two numbers of it are measured, each alone
+            found = find_pattern(
+                [kinds[i] for i in range(start, end)]
+            )  # two numbers of it are measured, each layout_of_layers
             return start, end, found.repeats if found.repeats > SHORT_RUN_REPEATS + SHORT_RUN_REPEATS + 1 else None
         count = end - start
         while end - start > wanted:
@@ -354,8 +389,8 @@ class PeakEstimate:
             start -= 1
         return start, end, count if end - start == wanted else None
 
-    def _alone(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """A layout with a stage of these layers, whose ranks have two experts: how many there are changes no pass."""
+    def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
+        """A layout with a stage of these layers. Its ranks have two experts, whose number changes no pass."""
         count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
@@ -366,7 +401,7 @@ class PeakEstimate:
             sizes, rank = (start, count - start), 1
         else:
             sizes, rank = (start, end - start, count - end), 1
-        alone = replace(
+        layout_of_layers = replace(
             layout,
             pp=len(sizes),
             vpp=1,
@@ -378,7 +413,34 @@ class PeakEstimate:
             ep=ep,
             etp=1 if ep > 1 else None,
         )
-        return alone, list(stages(alone, count))[rank]
+        return layout_of_layers, list(stages(layout_of_layers, count))[rank]
+
+
+def _pass_peaks(
+    measured: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
+) -> tuple[int, int, int]:
+    """The peaks of a stage before its first gradient, in the head's backward pass and in the layers' backward pass."""
+    forward = max(
+        measured.layer_forward,
+        measured.loss + transient.at_loss,
+        measured.between_layers_and_head + transient.before_head,
+    )
+    if micro_batches > 1:
+        forward += transient.later_micro_batches
+    head = max(
+        measured.head_backward + transient.outside_layers,
+        measured.backward_outside_modules + transient.outside_layers + transient.outside_modules,
+        measured.between_layers_and_head + transient.after_head,
+    )
+    saved_per_layer = measured.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
+    from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
+    layer = measured.layer_backward + transient.in_layer_backward + from_other_module
+    return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
+
+
+def _is_of_experts(place: Place) -> bool:
+    """Whether a node holds weights of routed experts."""
+    return isinstance(place.node.op, ExpertLinear)
 
 
 class DividedInRing(Divided, RingAttention):
@@ -400,37 +462,40 @@ class RingChunk(Chunk):
         self.lowering.ring = ring_of(layout, rank)
 
 
-def torch_passes(spec: ModelSpec, training: Training) -> Measure:
-    """Measures passes of torch's own kernels. Raises `Unsupported` for kernels that are not in a ring."""
+def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
+    """Returns what measures the passes of torch's own kernels. Raises `Unsupported` for kernels that have no ring."""
 
-    def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
+    def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         meter = Meter()
         chunk = RingChunk(spec, training, layout, 0, stage, meter)
-        found: list[Passes] = []
-        for count in (repeats[0], *repeats):  # the second time gradients are there already
+        measured: list[MicroBatchBytes] = []
+        for count in (repeats[0], *repeats):  # the first pass makes the gradients
             chunk.lowering.run_only = {} if count is None else {0: count}
-            if not found:
+            if not measured:
                 chunk.set_up()
-                base = meter.now
+                after_set_up = meter.now
             before = meter.now
             meter.restart()
             flight = chunk.forward_of()
-            saved, forward = meter.now - before, Most.of(meter, before)
+            saved, forward = meter.now - before, PeakByPath.since_restart(meter, before)
             meter.restart()
             chunk.backward_of(flight)
-            backward = Most.of(meter, before)
+            backward = PeakByPath.since_restart(meter, before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
-            if not found:  # what is named until the next micro-batch, and tables that stay
-                left = meter.now - base - sum(grad.bytes for grad, _ in gradients)
-            more = sum(grad.bytes - weight.bytes for grad, weight in gradients)  # some are whole
-            if more and len(repeats) > 1:  # those of as many layers
-                return [one for count in repeats for one in measured(layout, stage, [count])]
-            whole = sum(grad.count - weight.count for grad, weight in gradients)
-            found.append(Passes(saved, forward.over(more + left), backward.over(more + left), whole=whole))
-        return found[1:]
+            if not measured:  # tables, and tensors that live until the next micro-batch
+                remaining = meter.now - after_set_up - sum(gradient.bytes for gradient, _ in gradients)
+            extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
+            if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
+                return [batch for count in repeats for batch in measure(layout, stage, [count])]
+            extra = sum(gradient.count - weight.count for gradient, weight in gradients)
+            constant = extra_bytes + remaining
+            measured.append(
+                MicroBatchBytes(saved, forward.plus(constant), backward.plus(constant), extra_gradients=extra)
+            )
+        return measured[1:]
 
-    return measured
+    return measure
 
 
 THREADS = 2
@@ -438,30 +503,38 @@ THREADS = 2
 
 
 def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
-    """Bytes of each parameter where weights, gradients and states are kept as on one device.
+    """Returns the bytes per parameter where weights, gradients and states are kept as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
     use, n = memory.states, memory.states.count.total
     if use.optimizer is not None and memory.settings.lora_rank is None:
-        counts = optimizer(use.optimizer.name).per_element(flat)
-        if counts is not None:
-            of_matrix, more = (count * bytes_of(1, use.optimizer.dtype) for count in counts)
+        states_per_parameter = optimizer(use.optimizer.name).per_element(flat)
+        if states_per_parameter is not None:
+            per_matrix, adamw_extra = (count * bytes_of(1, use.optimizer.dtype) for count in states_per_parameter)
             master = use.master_weights / n
-            return BytesPerParameter(use.weights / n, use.gradients / n, of_matrix + master, more)
+            return BytesPerParameter(use.weights / n, use.gradients / n, per_matrix + master, adamw_extra)
     states = 0 if use.optimizer is None else use.optimizer.bytes
     return BytesPerParameter(use.weights / n, use.gradients / n, (states + use.master_weights) / n)
 
 
 def estimate_with_torch_kernels(
-    memory: Memory, each: BytesPerParameter, computing: Training, transient: Arounds, pads: bool = False
+    memory: Memory,
+    per_parameter: BytesPerParameter,
+    computing: Training,
+    transient: TransientBytesOfRank,
+    pads: bool = False,
 ) -> PeakEstimate:
-    """The estimate of a framework whose modules run torch's own kernels.
+    """Returns the estimate of a framework whose modules run torch's own kernels.
 
-    each: bytes of each parameter. computing: the training that its modules compute. transient: the bytes that a rank
-    has beside its passes. pads: whether shards are equally many rows of every tensor, rounded up.
+    per_parameter: bytes per parameter.
+    computing: the training that its modules compute.
+    transient: counts the transient bytes of a rank.
+    pads: whether shards are equally many rows of every tensor, rounded up.
     """
-    beside = memory.runtime.context + THREADS * memory.runtime.workspace
+    fixed_bytes = memory.runtime.context + THREADS * memory.runtime.workspace
     passes = torch_passes(memory.spec, computing)
     frees = not memory.training().keeps_gradients
-    return PeakEstimate(memory.spec, each, passes, memory.states.count.include, beside, transient, frees, pads)
+    return PeakEstimate(
+        memory.spec, per_parameter, passes, memory.states.count.include, fixed_bytes, transient, frees, pads
+    )

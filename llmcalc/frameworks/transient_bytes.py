@@ -1,5 +1,7 @@
-"""What a rank holds beside its passes, for a walk: what the optimizer's step takes for a moment, what is summed over
-replicas, and parameters that are divided over ranks and gathered.
+"""Bytes that a rank has at some moments of a step, for estimates: beside what its passes and its parameters take.
+
+They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
+tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
 """
 
 from __future__ import annotations
@@ -14,148 +16,190 @@ from ..device_memory.training import Training
 from ..parallel.layout import Layout
 from ..simulator.autograd import Graph
 from ..simulator.meter import Meter
-from ..simulator.tensor import DTYPES, FLOAT32, empty
+from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
-class Elements(NamedTuple):
-    """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts.
+class StageParameters(NamedTuple):
+    """Numbers of parameters of a stage, on one rank of tensor parallelism.
 
-    root: of them, those in no layer. layer: of the largest layer. largest: of the largest tensor; inner: of the largest
-    in a layer; matrix: of the largest in a layer that is not of experts. whole: by how many gradients have more than
-    their weights (`Divided.looked_up`).
+    dense: those of all modules but routed experts.
+    experts: those of routed experts.
+    outside_layers: those of modules in no layer, such as the embedding and the head.
+    largest_layer: those of the largest layer.
+    largest_tensor: elements of the largest tensor.
+    largest_in_layers: elements of the largest tensor in a layer.
+    largest_matrix: elements of the largest tensor in a layer that is not of experts.
+    extra_gradients: elements by which whole gradients exceed their divided weights (`Divided.looked_up`).
     """
 
     dense: int
     experts: int
-    root: int = 0
-    layer: int = 0
-    largest: int = 0
-    inner: int = 0
-    matrix: int = 0
-    whole: int = 0
+    outside_layers: int = 0
+    largest_layer: int = 0
+    largest_tensor: int = 0
+    largest_in_layers: int = 0
+    largest_matrix: int = 0
+    extra_gradients: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parameters of the stage."""
+        return self.dense + self.experts
 
 
-class Around(NamedTuple):
-    """Bytes that a rank holds beside its passes, and beside what each parameter takes.
+class TransientBytes(NamedTuple):
+    """Bytes that a rank has beside its passes and its parameters, by moment. All are 0 by default.
 
-    stays: all the time.
-    passes: during both passes. Where it is less at a moment, that moment's field is negative.
-    loss: around the loss.
-    outside: in the backward pass, where no layer runs.
-    root: of `outside`, where no module runs.
-    gathers: between the layers' forward pass and that of the head.
-    sums: between the head's backward pass and that of the layers.
-    begin: when a forward pass begins.
-    late: in a backward pass, from its first gradient on.
-    again: in all passes but those of the first micro-batch.
-    layer: in a layer's backward pass.
-    before: in a layer's backward pass, left by the layer that ran before it.
-    last: in the last layer's backward pass, left by the head.
-    after: when a backward pass has ended.
-    end: after the last backward pass of a step, when gradients are divided.
-    step: for a moment in the optimizer's step.
+    Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
+
+    always: throughout the step.
+    in_passes: during forward and backward passes.
+    at_loss: around the loss.
+    outside_layers: in the backward pass, where no layer runs.
+    outside_modules: added to `outside_layers` where no module runs.
+    before_head: between the layers' forward pass and that of the head.
+    after_head: between the head's backward pass and that of the layers.
+    forward_start: when a forward pass begins.
+    from_first_gradient: in a backward pass, from its first gradient on.
+    later_micro_batches: in all passes but those of the first micro-batch.
+    in_layer_backward: in a layer's backward pass.
+    from_previous_layer: in a layer's backward pass, left by the layer that ran before it.
+    from_head: in the last layer's backward pass, left by the head.
+    backward_end: when a backward pass has ended.
+    gradient_reduction: after the last backward pass of a step, when gradients are reduced.
+    optimizer_step: the peak of the optimizer's step.
     """
 
-    stays: int = 0
-    passes: int = 0
-    loss: int = 0
-    outside: int = 0
-    root: int = 0
-    gathers: int = 0
-    sums: int = 0
-    begin: int = 0
-    late: int = 0
-    again: int = 0
-    layer: int = 0
-    before: int = 0
-    last: int = 0
-    after: int = 0
-    end: int = 0
-    step: int = 0
+    always: int = 0
+    in_passes: int = 0
+    at_loss: int = 0
+    outside_layers: int = 0
+    outside_modules: int = 0
+    before_head: int = 0
+    after_head: int = 0
+    forward_start: int = 0
+    from_first_gradient: int = 0
+    later_micro_batches: int = 0
+    in_layer_backward: int = 0
+    from_previous_layer: int = 0
+    from_head: int = 0
+    backward_end: int = 0
+    gradient_reduction: int = 0
+    optimizer_step: int = 0
 
 
-Arounds: TypeAlias = Callable[[Layout, Sequence[Elements]], Around]
-"""What the stages of one rank hold."""
+TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], TransientBytes]
+"""Counts the transient bytes of a rank from the parameters of its stages."""
 
 
-def nothing(layout: Layout, own: Sequence[Elements]) -> Around:
-    return Around()
+def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
+    """The transient bytes of a framework that has none."""
+    return TransientBytes()
 
 
-class Step(NamedTuple):
-    """Bytes that an optimizer's step takes for a moment: of each parameter, of each element of the largest tensor, and
-    of the one beside it, whose turn may not be over.
+class OptimizerStepBytes(NamedTuple):
+    """Temporary bytes of an optimizer's step. All are 0 by default.
 
-    by_adamw: of each parameter that is no matrix in a layer, where matrices are updated apart (Muon); None where all
-    are alike. copied: of `each`, those of the copy of each element of a gradient. kept: bytes of that element itself.
+    per_parameter: bytes per parameter.
+    per_largest: further bytes per element of the largest tensor.
+    per_next_largest: further bytes per element of the largest tensor in a layer, whose update may not be over yet.
+    per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
+        where all parameters are updated alike.
+    gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
+    gradient_width: bytes of an element of a gradient.
     """
 
-    each: float = 0
-    largest: float = 0
-    beside: float = 0
-    by_adamw: float | None = None
-    copied: int = 0
-    kept: int = 0
+    per_parameter: float = 0
+    per_largest: float = 0
+    per_next_largest: float = 0
+    per_adamw_parameter: float | None = None
+    gradient_copy: int = 0
+    gradient_width: int = 0
 
-    def bytes(self, layout: Layout, own: Sequence[Elements], divided: bool) -> int:
-        """Those of a rank. divided: whether ranks share out the step."""
-        dense, experts = sum(one.dense for one in own), sum(one.experts for one in own)
-        shards, expert_shards = (layout.shards, layout.expert_shards) if divided else (1, 1)
-        each, whole = self.each * (dense / shards + experts / expert_shards), sum(one.whole for one in own)
-        if self.by_adamw is None:
-            turn = self.largest * max(one.largest for one in own) + self.beside * max(one.inner for one in own)
+    def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
+        """The peak of temporary bytes on one rank. sharded: whether each rank updates its shard alone."""
+        dense = sum(stage.dense for stage in stage_parameters)
+        experts = sum(stage.experts for stage in stage_parameters)
+        shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
+        all_parameters = self.per_parameter * (dense / shards + experts / expert_shards)
+        if self.per_adamw_parameter is None:
+            current = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
+            current += self.per_next_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
-            others = sum(one.root for one in own) + experts
-            turn = max((self.largest + self.beside) * max(one.matrix for one in own), self.by_adamw * others)
-        return round(each + turn / shards + (self.copied + self.kept) * whole / shards)
+            matrix = max(stage.largest_matrix for stage in stage_parameters)
+            by_adamw = sum(stage.outside_layers for stage in stage_parameters) + experts
+            current = max((self.per_largest + self.per_next_largest) * matrix, self.per_adamw_parameter * by_adamw)
+        extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
+        extra = (self.gradient_copy + self.gradient_width) * extra_gradients
+        return round(all_parameters + current / shards + extra / shards)
 
 
 SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def step_of(training: Training, flat: bool = False) -> Step:
-    """What the step of an optimizer takes, measured on one matrix, on two, as one may outlive its turn, and on three.
+def measure_optimizer_step(training: Training, flat: bool = False) -> OptimizerStepBytes:
+    """Measures the temporary bytes of an optimizer's step on one, two and three matrices.
 
-    flat: whether a rank's part of all parameters is one tensor, without rows.
+    The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
+    flat: whether a rank's shard of all parameters is one tensor, without rows.
     """
     if training.optimizer_in_backward or training.adapters is not None:  # little: one tensor, or adapters alone
-        return Step()
+        return OptimizerStepBytes()
     dtype, elements = DTYPES[training.dtype], SIDE * SIDE
     gradient_type = training.gradient_dtype or dtype
     has_copies = training.master and FLOAT32 not in (dtype, gradient_type)
-
-    def taken(count: int, matrix: bool = not flat) -> int:
-        meter = Meter()
-        graph, shape = Graph(meter), (elements,) if flat else (SIDE, SIDE)
-        trained = [Trained(empty(meter, shape, FLOAT32 if training.master else dtype), matrix) for _ in range(count)]
-        gradients = [empty(meter, shape, gradient_type) for _ in trained]
-        before = 0
-        for _ in range(2):  # the second time states are there already
-            before = meter.now
-            meter.restart()
-            for one, gradient in zip(trained, gradients, strict=True):
-                one.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
-            run_step(
-                graph,
-                training.optimizer,
-                trained,
-                training.implementation,
-                training.momentum,
-                training.state_dtype,
-                training.torch,
-            )
-            for one in trained:
-                one.gradient = None
-        return meter.peak - before
-
-    copied, kept = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if flat:
-        return Step(taken(1) / elements, copied=copied, kept=kept)
-    one, two, three = (taken(count) / elements for count in (1, 2, 3))
-    each = max(0.0, three - two)
-    largest = max(0.0, one - each)
-    beside, by_adamw = max(0.0, two - 2 * each - largest), None
+        return OptimizerStepBytes(
+            _step_peak(training, gradient_type, has_copies, 1, flat=True) / elements,
+            gradient_copy=copy,
+            gradient_width=width,
+        )
+    first, second, third = (_step_peak(training, gradient_type, has_copies, n) / elements for n in (1, 2, 3))
+    per_parameter = max(0.0, third - second)
+    per_largest = max(0.0, first - per_parameter)
+    per_next_largest = max(0.0, second - 2 * per_parameter - per_largest)
+    per_adamw_parameter = None
     if optimizer(training.optimizer).by_matrix:
-        by_adamw = max(0.0, taken(1, matrix=False) / elements - each)
-    return Step(each, largest, beside, by_adamw, copied, kept)
+        by_adamw = _step_peak(training, gradient_type, has_copies, 1, is_matrix=False) / elements
+        per_adamw_parameter = max(0.0, by_adamw - per_parameter)
+    return OptimizerStepBytes(per_parameter, per_largest, per_next_largest, per_adamw_parameter, copy, width)
+
+
+def _step_peak(
+    training: Training,
+    gradient_type: Dtype,
+    has_copies: bool,
+    count: int,
+    is_matrix: bool = True,
+    flat: bool = False,
+) -> int:
+    """Replays two optimizer steps over `count` tensors and returns the temporary bytes of the second one.
+
+    has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
+    for matrices in a layer. flat: whether they are vectors.
+    """
+    meter = Meter()
+    graph, shape = Graph(meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
+    weight_type = FLOAT32 if training.master else DTYPES[training.dtype]
+    trained = [Trained(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)]
+    gradients = [empty(meter, shape, gradient_type) for _ in trained]
+    before = 0
+    for _ in range(2):  # the first step allocates the optimizer's states
+        before = meter.now
+        meter.restart()
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
+        run_step(
+            graph,
+            training.optimizer,
+            trained,
+            training.implementation,
+            training.momentum,
+            training.state_dtype,
+            training.torch,
+        )
+        for parameter in trained:
+            parameter.gradient = None
+    return meter.peak - before

@@ -159,7 +159,7 @@ def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, star
 
     @cache
     def tensor_bytes(number: int) -> int:
-        return record.estimate(memory.with_(**{name: number})).needed(*layout_args)[0]
+        return record.estimate(memory.with_(**{name: number})).largest_rank(*layout_args)[0]
 
     low, high, free = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
 

@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
-from ..frameworks.peak_estimate import PeakEstimate, alike
+from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
 from ..frameworks.ranks import Cluster
 from ..frameworks.registry import FOR_PLANS, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
@@ -191,12 +191,19 @@ def plan_of(
         return sum(message.wire_bytes * message.count for message in cluster.messages_of(layout.rank(pp=0)))
 
     def replay(layout: Layout, number: int, enough: int | None) -> int:
-        worst = estimate.needed(layout, number)[1] if enough is not None else 0
+        worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
         return replayed(memory, record, asked.framework_version or "", layout, number, worst, enough)
 
     errors = record.estimate_errors
     result = plan(
-        layouts, hardware, lambda *layout_args: estimate.needed(*layout_args)[0], sent, replay, rows, errors, nearest
+        layouts,
+        hardware,
+        lambda *layout_args: estimate.largest_rank(*layout_args)[0],
+        sent,
+        replay,
+        rows,
+        errors,
+        nearest,
     )
     return LayoutPlan(estimates, hardware, asked.devices, global_batch, result, layouts, rows)
 
@@ -226,7 +233,7 @@ def replayed(
 def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return estimate.needed(layout, micro_batches)[0] <= capacity
+        return estimate.largest_rank(layout, micro_batches)[0] <= capacity
     except InputError:
         return False
 
@@ -348,7 +355,7 @@ def bubble(layout: Layout, micro_batches: int) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    simulated = alike(layout, micro_batches)
+    simulated = distinct_micro_batches(layout, micro_batches)
     timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated)
     more = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
     return timetable.idle / (timetable.time + more)

@@ -75,4 +75,4 @@ def main() -> None:
 
 def walked(one: Memory, layout: Layout) -> int:
     """The bytes of the rank that needs most."""
-    return framework_named("megatron").estimate(one).needed(layout, 16)[0]
+    return framework_named("megatron").estimate(one).largest_rank(layout, 16)[0]

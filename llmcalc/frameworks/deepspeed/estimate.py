@@ -9,57 +9,62 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
-from ..transient_bytes import Around, Elements, Step, step_of
+from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .rank_memory import cast_adapters
 from .settings import DeepSpeedSettings
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """The peak estimate of a model's ranks."""
+    """Returns the estimate of a model's ranks."""
     training = memory.training()
-    transient = partial(transient_bytes, step_of(training, flat=True), DTYPES[training.dtype].bytes)
+    transient = partial(transient_bytes, measure_optimizer_step(training, flat=True), DTYPES[training.dtype].bytes)
     return estimate_with_torch_kernels(
         memory, bytes_per_parameter(memory, flat=True), cast_adapters(training), transient
     )
 
 
-def transient_bytes(step: Step, width: int, layout: Layout, stages: Sequence[Elements]) -> Around:
-    """The bytes of a rank in addition to partitions and activations.
+def transient_bytes(
+    step: OptimizerStepBytes, width: int, layout: Layout, stage_parameters: Sequence[StageParameters]
+) -> TransientBytes:
+    """Returns the transient bytes of a rank. width: bytes of an element of weights and gradients.
 
-    step: the optimizer's step.
-    width: bytes per element of the parameters.
-    stages: the parameters of the rank's stages.
-
-    Gradients are reduced in a bucket. Stages 1 and 2 allocate it at the first gradient and free it after the last
-    reduction, in stage 2 per micro-batch; stage 3 always has it. The rank steps with a flat copy of its own partition,
-    in stage 3 with one sub-group after the other. Stage 3 gathers parameters up to a number of elements.
+    Gradients are reduced in a buffer. In stages 1 and 2 it exists from the first gradient to the reduction, which in
+    stage 2 follows each micro-batch. The reduced gradients are flattened, and a rank updates its shard of them.
+    In stage 3 the buffer always exists, parameters are gathered up to a number of elements, and a rank updates one
+    group of its shard after the other.
     """
-    settings, whole = DeepSpeedSettings(stage=layout.zero), sum(stage.dense + stage.experts for stage in stages)
-    step_bytes, bucket_elements = (
-        step.bytes(layout, stages, divided=layout.zero >= 1),
-        settings.elements("reduce_bucket_size"),
-    )
+    settings = DeepSpeedSettings(stage=layout.zero)
+    step_bytes = step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
     if layout.zero == 0:
-        return Around(step=step_bytes)
-    partition, bucket = whole // layout.shards, width * bucket_elements
+        return TransientBytes(optimizer_step=step_bytes)
+    parameters = sum(stage.total for stage in stage_parameters)
+    bucket, shard = settings.elements("reduce_bucket_size"), parameters // layout.shards
+    buffer = width * bucket
     if layout.zero == 3:
-        sub_group = min(1, settings.sub_group_size / max(1, partition))
-        live = width * min(settings.stage3_max_live_parameters, whole)
-        flat_gradients = (step.copied + step.kept) * partition  # they are concatenated and cast before the step
-        released = width * max(
-            0, whole - sum(stage.root for stage in stages)
-        )  # parameters of layers after their passes
-        return Around(
-            stays=bucket,
-            passes=live,
-            root=-min(live, released),
-            step=round(sub_group * max(step_bytes, flat_gradients)),
+        group_share = min(1, settings.sub_group_size / max(1, shard))
+        live = width * min(settings.stage3_max_live_parameters, parameters)
+        flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
+        layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
+        return TransientBytes(
+            always=buffer,
+            in_passes=live,
+            outside_modules=-min(live, width * layers),  # the layers' parameters are released when they have run
+            optimizer_step=round(group_share * max(step_bytes, flattened)),
         )
-    tensors = max(partition, *(stage.largest for stage in stages))  # whole tensors, of which a rank may step a part
+    whole_tensors = max(shard, *(stage.largest_tensor for stage in stage_parameters))  # a rank updates parts of them
     if layout.zero == 2:
-        excess = width * (tensors - partition)
-        end = bucket + width * min(bucket_elements, whole) + excess
-        step_bytes -= step.kept * partition
-        return Around(late=bucket + excess, again=excess, after=bucket + excess, end=end, step=step_bytes)
-    step_bytes -= step.kept * whole
-    return Around(late=bucket, again=bucket, after=bucket, end=bucket + width * tensors, step=step_bytes)
+        outside_shard = width * (whole_tensors - shard)
+        return TransientBytes(
+            from_first_gradient=buffer + outside_shard,
+            later_micro_batches=outside_shard,
+            backward_end=buffer + outside_shard,
+            gradient_reduction=buffer + width * min(bucket, parameters) + outside_shard,
+            optimizer_step=step_bytes - step.gradient_width * shard,
+        )
+    return TransientBytes(
+        from_first_gradient=buffer,
+        later_micro_batches=buffer,
+        backward_end=buffer,
+        gradient_reduction=buffer + width * whole_tensors,
+        optimizer_step=step_bytes - step.gradient_width * parameters,
+    )

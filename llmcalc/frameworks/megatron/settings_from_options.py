@@ -167,7 +167,7 @@ def _formats(chosen: Settings) -> dict[str, Any]:
     return given
 
 
-def bytes_of_each(chosen: Settings) -> tuple[int, int]:
+def optimizer_bytes(chosen: Settings) -> tuple[int, int]:
     """Bytes per parameter of the main gradients, and of the main weights with Adam's states."""
     given = MegatronSettings(**_formats(chosen))
     if given.use_precision_aware_optimizer:

@@ -9,18 +9,24 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
-from ..transient_bytes import Around, Elements, Step, step_of
+from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """The estimate of a model's ranks."""
+    """Returns the estimate of a model's ranks."""
     training = memory.training()
-    trained = memory.states.trained / memory.states.count.total
-    transient = partial(transient_bytes, step_of(training), DTYPES[training.dtype].bytes * trained)
+    trained_share = memory.states.trained / memory.states.count.total
+    bucket_bytes = DTYPES[training.dtype].bytes * trained_share
+    transient = partial(transient_bytes, measure_optimizer_step(training), bucket_bytes)
     return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), training, transient)
 
 
-def transient_bytes(step: Step, each: float, layout: Layout, own: Sequence[Elements]) -> Around:
-    """Replicas sum gradients in buckets of their own (c10d `Reducer`). each: bytes of them for each parameter."""
-    buckets = round(each * sum(one.dense + one.experts for one in own)) if layout.dp > 1 else 0
-    return Around(stays=buckets, step=step.bytes(layout, own, divided=False))
+def transient_bytes(
+    step: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
+) -> TransientBytes:
+    """Returns the transient bytes of a rank: gradients are summed over replicas in buckets (c10d `Reducer`).
+
+    bucket_bytes: bytes of the buckets per parameter.
+    """
+    buckets = round(bucket_bytes * sum(stage.total for stage in stage_parameters)) if layout.dp > 1 else 0
+    return TransientBytes(always=buckets, optimizer_step=step.rank_bytes(layout, stage_parameters, sharded=False))

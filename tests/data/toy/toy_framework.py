@@ -13,7 +13,7 @@ from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ..framework import EstimateErrors, Framework, RunOnRanks
 from ..launch.record import Launch, LaunchFile, Source, Table
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
-from ..transient_bytes import nothing
+from ..transient_bytes import no_transient_bytes
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
@@ -23,7 +23,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
 def estimate(memory: Memory) -> PeakEstimate:
     """The memory of any rank, without an allocator."""
-    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), memory.training(), nothing)
+    return estimate_with_torch_kernels(memory, bytes_per_parameter(memory), memory.training(), no_transient_bytes)
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:

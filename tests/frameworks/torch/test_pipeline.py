@@ -67,7 +67,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
     walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
-    assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+    assert walk.largest_rank(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
 
 
 @pytest.mark.parametrize("name", ["granite-4.0-h-tiny", "nemotron-h-8b", "t5-small"])
@@ -77,7 +77,7 @@ def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
     walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), torch_passes(spec, HOW))
     found = replay_rank(spec, HOW, Layout(), 0)
     most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
-    assert walk.needed(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+    assert walk.largest_rank(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
 
 
 def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
@@ -87,10 +87,10 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     layout = Layout(pp=2, schedule="dualpipe")
     walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
     own = list(stages(layout, 8))
-    first, last = (walk.passes(layout, stage) for stage in own)
+    first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved
-    beside = max(one.most - one.saved for one in (first, last))
-    assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
+    beside = max(one.peak - one.saved for one in (first, last))
+    assert walk.largest_rank(layout, 4)[0] == sum(walk.static_bytes(layout, stage) for stage in own) + kept + beside
 
 
 ADAPTERS: dict[str, Any] = {"lora_rank": 8, "lora_targets": ("all-linear",), "master_weights": None}
@@ -122,7 +122,7 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
     spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
-    walked, _ = framework_named(framework).estimate(one).needed(layout, 4)
+    walked, _ = framework_named(framework).estimate(one).largest_rank(layout, 4)
     ranks = Cluster.of(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
@@ -136,7 +136,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     """
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
     one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
-    walked, _ = framework_named("torch").estimate(one).needed(layout, micro_batches)
+    walked, _ = framework_named("torch").estimate(one).largest_rank(layout, micro_batches)
     found = [point for each in Cluster.of(one, layout, "torch").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.03)
 
@@ -145,7 +145,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
 def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dict[str, Any]) -> None:
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
     one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
-    walked, _ = framework_named("fsdp2").estimate(one).needed(layout, 4)
+    walked, _ = framework_named("fsdp2").estimate(one).largest_rank(layout, 4)
     found = [point for each in Cluster.of(one, layout, "fsdp2").by_rank for point in each.device.timeline]
     assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in found), rel=0.02)
 
@@ -153,9 +153,9 @@ def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dic
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
     spec, layout = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model, Layout(tp=2, pp=2)
     walk = framework_named("torch").estimate(memory(spec, Settings("training", seq=256)))
-    first, last = (walk.passes(layout, stage) for stage in stages(layout, 12))
-    assert first.whole == spec.vocab_size * spec.hidden_size // 2
-    assert last.whole == 0
+    first, last = (walk.micro_batch_bytes(layout, stage) for stage in stages(layout, 12))
+    assert first.extra_gradients == spec.vocab_size * spec.hidden_size // 2
+    assert last.extra_gradients == 0
 
 
 def test_replicas_sum_gradients_in_buckets() -> None:
