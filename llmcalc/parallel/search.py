@@ -44,12 +44,12 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
 class Search:
     """The results of a search.
 
-    found: possible layouts, each with its micro-batches per step.
+    possible: the layouts that the model can have, each with its micro-batches per step.
     refused: reason → number of layouts that were refused for it.
     errors: reason → the error of `Layout` behind it.
     """
 
-    found: list[tuple[Layout, int]] = field(default_factory=list)
+    possible: list[tuple[Layout, int]] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     errors: dict[str, InputError] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Search:
     @property
     def tried(self) -> int:
         """Number of layouts that were tried."""
-        return len(self.found) + self.refused.total()
+        return len(self.possible) + self.refused.total()
 
 
 def search(
@@ -114,9 +114,9 @@ def search(
     return result
 
 
-def _sizes(given: int | None, multiple: int, most: int | None = None) -> list[int]:
-    """The sizes of a group to try: the given size, otherwise the divisors of `multiple` up to `most`."""
-    return divisors(multiple, None if most is None else max(1, most)) if given is None else [given]
+def _sizes(fixed: int | None, multiple: int, most: int | None = None) -> list[int]:
+    """The sizes of a group to try: the fixed size, otherwise the divisors of `multiple` up to `most`."""
+    return divisors(multiple, None if most is None else max(1, most)) if fixed is None else [fixed]
 
 
 def tokens_multiple(cp: int) -> int:
@@ -224,7 +224,7 @@ def _try(
     if reason:
         result.refused[reason] += 1
     else:
-        result.found.append((layout, batches))
+        result.possible.append((layout, batches))
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:

@@ -192,7 +192,7 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     ):
         memory_on_one = question.under(record).on_one_device()
         if launch is not None:
-            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own)
+            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings)
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
         answer = RanksUse.of_result(ranks, **context, launch=launch)

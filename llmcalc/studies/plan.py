@@ -145,7 +145,7 @@ class LayoutPlan:
         if not asked or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.found if fits(estimate, *layout, capacity)])
+        return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
 
 
 def plan_of(
@@ -263,7 +263,7 @@ def plan(
     tight: list[Candidate] = []
     promising: list[Candidate] = []
 
-    for layout, micro_batches in layouts.found:
+    for layout, micro_batches in layouts.possible:
         try:
             bytes = needed(layout, micro_batches)
             may_fit = errors.least(bytes) <= capacity

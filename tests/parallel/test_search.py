@@ -31,13 +31,13 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
     found = search(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
-    assert found.found
-    assert found.tried == len(found.found) + sum(found.refused.values())
-    for layout, batches in found.found:
+    assert found.possible
+    assert found.tried == len(found.possible) + sum(found.refused.values())
+    for layout, batches in found.possible:
         assert layout.world == 16
         assert layout.dp * batches == 64
         assert sum(len(stage.layers) for stage in stages(layout, 32)) == 32
-    assert len({layout for layout, _ in found.found}) == len(found.found)
+    assert len({layout for layout, _ in found.possible}) == len(found.possible)
 
 
 def test_refusals_say_why() -> None:
@@ -45,40 +45,40 @@ def test_refusals_say_why() -> None:
     found = search(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
     assert found.refused[HEADS]
     assert found.refused[BATCH]  # 16 replicas for 8 sequences
-    assert all(layout.tp == 1 for layout, _ in found.found)
+    assert all(layout.tp == 1 for layout, _ in found.possible)
 
 
 def test_sizes_that_are_asked_hold() -> None:
     spec = llmcalc.load("llama3-70b").model
     found = search(spec, 64, 64, 1, 4096, framework_named("megatron").layouts, request=LayoutRequest(tp=8, vpp=1))
-    assert {(layout.tp, layout.vpp) for layout, _ in found.found} == {(8, 1)}
-    assert len({layout.pp for layout, _ in found.found}) > 1
+    assert {(layout.tp, layout.vpp) for layout, _ in found.possible} == {(8, 1)}
+    assert len({layout.pp for layout, _ in found.possible}) > 1
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
     found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
-    assert {layout.tp: layout.zero for layout, _ in found.found} == {1: 3, 2: 3, 4: 3, 8: 3}
-    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.found)
+    assert {layout.tp: layout.zero for layout, _ in found.possible} == {1: 3, 2: 3, 4: 3, 8: 3}
+    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.possible)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
     found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
-    assert {layout.cp for layout, _ in found.found} == {1, 2, 4, 8, 16}
+    assert {layout.cp for layout, _ in found.possible} == {1, 2, 4, 8, 16}
 
 
 def test_sizes_that_are_given_are_tried() -> None:
     """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
     spec = llmcalc.load("llama3-8b").model
     fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).found} == {1}
-    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).found} == {2}
-    assert {layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), node=8).found} == {
-        16
-    }
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2).possible} == {1}
+    assert {layout.cp for layout, _ in search(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible} == {2}
+    assert {
+        layout.tp for layout, _ in search(spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), node=8).possible
+    } == {16}
     odd = search(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
-    assert (odd.found, set(odd.refused)) == ([], {SEQUENCE})
+    assert (odd.possible, set(odd.refused)) == ([], {SEQUENCE})
     deep = search(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
-    assert (deep.found, set(deep.refused)) == ([], {LAYERS})
+    assert (deep.possible, set(deep.refused)) == ([], {LAYERS})
 
 
 @pytest.mark.parametrize("number", [1, 2, 97, 1024, 10**9, 10**9 + 7, 2**40, 360360, 999983**2])
@@ -97,8 +97,8 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     found = search(
         llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
     )
-    assert found.found
-    assert all(batches >= layout.pp for layout, batches in found.found)
+    assert found.possible
+    assert all(batches >= layout.pp for layout, batches in found.possible)
     assert found.refused[ROUNDS]
 
 
@@ -120,8 +120,8 @@ def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout],
     found = search(
         llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, request=asked
     )
-    assert found.found
-    assert all(holds(layout) for layout, _ in found.found)
+    assert found.possible
+    assert all(holds(layout) for layout, _ in found.possible)
 
 
 def test_layers_of_stages_are_not_asked_for() -> None:
@@ -181,22 +181,22 @@ def test_chunks_that_contradict_the_rest_are_refused(framework: Any, asked: Layo
 def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
-    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).found)
+    assert all(layout.pp == 1 for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible)
     found = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
-    assert {(layout.pp, layout.vpp) for layout, _ in found.found} == {(4, 1), (4, 2), (4, 4)}
-    assert not any(layout.reshard for layout, _ in found.found if layout.zero == 3)
+    assert {(layout.pp, layout.vpp) for layout, _ in found.possible} == {(4, 1), (4, 2), (4, 4)}
+    assert not any(layout.reshard for layout, _ in found.possible if layout.zero == 3)
     again = search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
-    assert all(layout.reshard for layout, _ in again.found)
+    assert all(layout.reshard for layout, _ in again.possible)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp
-            for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
+            for layout, _ in search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
         )
-        assert search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).found
+        assert search(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
     few = search(
         spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
-    assert not few.found
+    assert not few.possible
     assert few.refused[ROUNDS] == 1
 
 
@@ -211,7 +211,7 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         request=LayoutRequest(prefetch=2),
     )
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
-    assert not found.found
+    assert not found.possible
 
 
 def test_the_nearest_layouts_divide_the_tokens() -> None:

@@ -162,15 +162,15 @@ def test_every_command_says_which_rank(run: Any) -> None:
         (("params", "llama3-8b", "--tp", "2", "--rank", "2"), "--rank 2: expected a number below 2"),
         (("params", "llama3-8b", "--tp", "3"), "--tp 3: does not divide num_attention_heads 32; expected one of"),
         (("params", "llama3-8b", "--tp", "3"), "; nearest layouts: --tp 4; --tp 2; --tp 4 --pp 2"),
-        (("kv", "llama3-8b", "--cp", "2"), "--cp 2: divides the sequences of training; expected no --cp"),
+        (("kv", "llama3-8b", "--cp", "2"), "--cp 2: splits the sequences of training; expected no --cp"),
         (("flops", "llama3-8b", "--cp", "2", "--phase", "prefill"), "--cp 2: sequences are divided in training"),
         (("flops", "llama3-8b", "--cp", "2", "--seq", "6"), "--cp 2: expected --seq in multiples of 4, not 6"),
         (
             ("flops", "llama3-8b", "--tp", "4", "--sequence-parallel", "--seq", "6"),
             "--tp 4: its ranks divide the 6 tokens",
         ),
-        (("flops", "llama3-8b", "--tp", "2", "--conventions"), "--conventions: rules of thumb are of whole models"),
-        (("explain", "llama3-8b", "-q", "activations", "--tp", "2"), "--quantity activations: is of one device"),
+        (("flops", "llama3-8b", "--tp", "2", "--conventions"), "--conventions: rules of thumb count whole models"),
+        (("explain", "llama3-8b", "-q", "activations", "--tp", "2"), "--quantity activations: counts one device"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_fix(run: Any, words: tuple[str, ...], message: str) -> None:

@@ -101,7 +101,9 @@ def read_deepspeed(data: Table, source: Source, trainer: Table | None = None) ->
     """
     with reading_of(source) as reading:
         run = read_into(reading, data, source.world_size, trainer or {})
-        return reading.launch("deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own=run.own)
+        return reading.launch(
+            "deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own_settings=run.own_settings
+        )
 
 
 def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Table) -> RunUnder:

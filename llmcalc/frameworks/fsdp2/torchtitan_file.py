@@ -205,7 +205,9 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     own_settings = _titan_settings(job, layout, is_2024_form)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reading.launch("torchtitan", framework, spec=spec, layout=layout, settings=settings, own=own_settings)
+    return reading.launch(
+        "torchtitan", framework, spec=spec, layout=layout, settings=settings, own_settings=own_settings
+    )
 
 
 def _check_section(reading: Reading, name: str, table: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reads the files that `accelerate config` writes, in YAML or JSON. They name no model and no size of a batch.
+"""Reads the files that `accelerate config` writes, in YAML or JSON. They name no model and no batch size.
 
 Source: accelerate 1.x, commands/config and utils/dataclasses.py.
 """
@@ -13,10 +13,10 @@ from ..registry import WITHOUT_A_NAME, plugins
 from .record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
-"""Keys that a config without `distributed_type` has."""
+"""Keys by which a config without `distributed_type` is recognized."""
 
 WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
-"""Values of `distributed_type` for one device, and for replicas."""
+"""Values of `distributed_type` for one device and for replicas, which need no plugin."""
 
 ACCELERATE_READ = frozenset(
     """
@@ -71,15 +71,15 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
     dynamo = reading.table(data, "dynamo_config").get("dynamo_backend", "NO")
     if str(dynamo).upper() != "NO":
         words["compile"] = True
-    name, found = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
     if kind in known:
         name, plugin = known[kind]
-        found = plugin.accelerate(reading, data, world, words)
+        run = plugin.accelerate(reading, data, world, words)
     elif kind not in WITHOUT_PLUGIN:
         raise reading.wrong(
             "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"
         )
-    return reading.launch("accelerate", name, layout=found.layout, settings=found.settings, own=found.own)
+    return reading.launch("accelerate", name, layout=run.layout, settings=run.settings, own_settings=run.own_settings)
 
 
 def _mixed(reading: Reading, data: Table) -> dict[str, Any]:

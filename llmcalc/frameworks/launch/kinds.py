@@ -1,4 +1,4 @@
-"""The kinds of launch files: each framework's own, and those of programs that run several frameworks."""
+"""The kinds of launch files: one per framework, and those of programs that run several frameworks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TRAINER = LaunchFile(
 
 @cache
 def kinds() -> tuple[LaunchFile, ...]:
-    """The kinds of launch files, in the order in which a file is compared with them."""
-    own = (framework(name).launch_file for name in NAMES)
-    return (*(file for file in own if file is not None), ACCELERATE, TRAINER)
+    """All kinds of launch files, in the order in which a file is compared with them."""
+    framework_files = (framework(name).launch_file for name in NAMES)
+    return (*(file for file in framework_files if file is not None), ACCELERATE, TRAINER)
 
 
 def launch_files() -> str:
-    """The launch files that are read, in words."""
+    """The titles of all kinds of launch files, for messages."""
     *titles, last = (kind.title for kind in kinds())
     return f"{', '.join(titles)} or {last}"

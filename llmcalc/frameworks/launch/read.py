@@ -1,4 +1,4 @@
-"""Reads a launch file of any kind; its contents say which."""
+"""Reads launch files of any kind, which it recognizes by their contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
 from .kinds import kinds, launch_files
 from .record import Fetch, Launch, Source
-from .shell import Command, Script, is_open, open_reason, read_script, said
+from .shell import Command, Script, is_unresolved, printable, read_script, unresolved_reason
 from .text import LARGEST, parse_yaml
 
 
@@ -29,9 +29,11 @@ def read_launch(
 ) -> Launch:
     """Reads a launch file.
 
-    world_size: devices; by default what the file says, or as few as its layout can have. allow_unknown: whether to go
-    on with arguments that may change memory and are not understood. date: when the framework's version is from.
-    gpu: the name of the device. Raises `InputError`, which names file, field and fix.
+    world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
+    allow_unknown: whether to accept arguments that may change memory and are not modelled.
+    date: date of the framework's version; None (default) for the newest.
+    gpu: name of the device.
+    Raises `InputError`, which names file, field and fix.
     """
     where = Path(path)
     return launch_of(
@@ -49,30 +51,30 @@ def launch_of(
     gpu: str = "",
     folder: Path | None = None,
 ) -> Launch:
-    """Reads the text of a launch file. folder: where files that it names are; without one they are not read."""
+    """Reads the text of a launch file. folder: folder of files that it names; None (default) to read no such file."""
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
     source = Source(where, world_size, allow_unknown, date, gpu, _fetcher(where, folder))
     kind, data = _parsed(text, where)
     if kind == "script":
-        asked = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
-        batch = [word for words in asked for word in words if word]
+        sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
+        batch = [word for words in sbatch_options for word in words if word]
         return _script(data, source, batch)
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
     for file in kinds():
-        if file.is_one(data):
+        if file.matches(data):
             return file.read(data, source)
     keys = ", ".join(str(key)[:30] for key in list(data)[:4])
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
 def _parsed(text: str, where: str) -> tuple[str, Any]:
-    """The tables of a file, or its commands."""
+    """The kind of the text, `script` or `tables`, with its commands or its tables."""
     start = text.lstrip()[:2]
     if not start:
         raise InputError(f"{where}: is empty; expected {launch_files()}")
-    if start == "#!" or _runs_something(text):
+    if start == "#!" or _is_script(text):
         return "script", read_script(text, where)
     if start.startswith("{"):
         return "tables", parse_json(text, where)
@@ -84,20 +86,20 @@ def _parsed(text: str, where: str) -> tuple[str, Any]:
 
 @cache
 def _command() -> re.Pattern[str]:
-    """A line of a script that starts Python, by itself or with a launcher."""
-    own = (framework(name).launcher for name in NAMES)
-    programs = "|".join((*filter(None, own), "srun", "mpirun", r"accelerate\s+launch", "python3?"))
+    """A pattern of script lines that start Python, directly or with a launcher."""
+    launchers = (framework(name).launcher for name in NAMES)
+    programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?"))
     return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
 
 
-def launches(text: str) -> bool:
+def starts_python(text: str) -> bool:
     """Whether a line of a text starts Python."""
     return _command().search(text) is not None
 
 
-def _runs_something(text: str) -> bool:
-    """Whether a text is a shell script: a command that launches Python, and arguments or variables."""
-    if not launches(text) or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
+def _is_script(text: str) -> bool:
+    """Whether a text is a shell script: it starts Python, and has arguments or variables."""
+    if not starts_python(text) or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
         return False
     return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
 
@@ -124,10 +126,10 @@ def _script(script: Script, source: Source, batch: list[str]) -> Launch:
     runs = {file.name: [command for command in script.commands if file.is_run_by(command.words)] for file in readers}
     file = next((file for file in readers if runs[file.name]), None)
     if file is None or file.read_arguments is None:
-        starts = (one for one in script.commands if launches(" ".join(one.words[:20]) + " "))
-        open_words = ((one.line, word) for one in starts for word in one.words if is_open(word))
-        line, word = next(open_words, (0, ""))
-        why = f" (line {line}: {open_reason(word)})" if word else ""
+        starts = (start for start in script.commands if starts_python(" ".join(start.words[:20]) + " "))
+        unresolved = ((start.line, word) for start in starts for word in start.words if is_unresolved(word))
+        line, word = next(unresolved, (0, ""))
+        why = f" (line {line}: {unresolved_reason(word)})" if word else ""
         known = " or ".join(file.arguments_of for file in readers)
         raise InputError(f"{where}: no command runs with arguments of {known}{why}; expected {launch_files()}")
     commands = runs[file.name]
@@ -135,15 +137,15 @@ def _script(script: Script, source: Source, batch: list[str]) -> Launch:
         lines = ", ".join(str(command.line) for command in commands[:5])
         raise InputError(f"{where}: several commands train (lines {lines}); expected one")
     command = commands[0]
-    launcher, program, words = _divided(command, where)
-    env = {**script.env(), **{name: value for name, value in command.env.items() if not is_open(value)}}
+    launcher, program, words = _split_command(command, where)
+    env = {**script.env(), **{name: value for name, value in command.env.items() if not is_unresolved(value)}}
     world = source.world_size or _world([*batch, *launcher])
     run = replace(source, world_size=world, env=env, script=program, unset=sorted(script.unset))
     return file.read_arguments(_arguments(words, where), run)
 
 
-def _divided(command: Command, where: str) -> tuple[list[str], str, list[str]]:
-    """The words before the Python file that trains, its name, and the words after it."""
+def _split_command(command: Command, where: str) -> tuple[list[str], str, list[str]]:
+    """The words before the Python file of a command, the file's name, and the words after it."""
     words = list(command.words)
     for i, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("--"):
@@ -151,15 +153,15 @@ def _divided(command: Command, where: str) -> tuple[list[str], str, list[str]]:
         if word == "-m" and i + 1 < len(words) and not words[i + 1].startswith("torch.distributed"):
             return words[:i], words[i + 1], words[i + 2 :]
     first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+    start = printable(" ".join(words[:first]))[:60]
     raise InputError(
-        f"{where}: line {command.line}: no Python file is run by '{said(' '.join(words[:first]))[:60]}'; expected one, "
-        "such as pretrain_gpt.py"
+        f"{where}: line {command.line}: no Python file is run by '{start}'; expected one, such as pretrain_gpt.py"
     )
 
 
 def _world(launcher: list[str]) -> int | None:
-    """Devices that the arguments of the batch system and of the launcher say: processes of a machine times machines."""
-    found: dict[str, int] = {}
+    """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines."""
+    counts: dict[str, int] = {}
     names = {
         "--nproc-per-node": "each",
         "--nnodes": "machines",
@@ -178,14 +180,14 @@ def _world(launcher: list[str]) -> int | None:
         key = names.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
         text = value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
         if key is not None and text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
-            found[key] = int(text)
-    if "all" in found:
-        return found["all"]
-    return found["each"] * found.get("machines", 1) if "each" in found else None
+            counts[key] = int(text)
+    if "all" in counts:
+        return counts["all"]
+    return counts["each"] * counts.get("machines", 1) if "each" in counts else None
 
 
 def _arguments(words: list[str], where: str) -> dict[str, Any]:
-    """Argument → its value: none as True, one as text, several as a list."""
+    """Argument → its value: True without a value, a text for one value, a list for several."""
     out: dict[str, Any] = {}
     name = ""
     values: list[str] = []
@@ -204,8 +206,8 @@ def _arguments(words: list[str], where: str) -> dict[str, Any]:
         elif name:
             values.append(word)
         else:
-            if is_open(word):
-                raise InputError(f"{where}: {open_reason(word)}")
-            raise InputError(f"{where}: '{said(word)[:60]}' stands before every argument; expected --name value")
+            if is_unresolved(word):
+                raise InputError(f"{where}: {unresolved_reason(word)}")
+            raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
     keep()
     return out

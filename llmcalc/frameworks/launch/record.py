@@ -1,4 +1,4 @@
-"""What a launch file says, whatever framework it is for, and how a kind of launch file is told and read."""
+"""The contents of a launch file in the same form for all frameworks, and the record of a kind of launch file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 Table: TypeAlias = Mapping[str, Any]
 
 Fetch: TypeAlias = Callable[[str], Table]
-"""Reads the tables of a file that another names."""
+"""Reads the tables of a file that another file names."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A run as its launch file says it.
+    """The run of a launch file.
 
-    where: the file's name in messages. kind: the name of its `LaunchFile`. framework: what runs it.
-    spec: the model; None where the file names none.
-    target: a name of the model that the file gives, such as a hub id; empty without one.
-    layout: how it is laid out over devices.
-    settings: option → value, in the words of the options of `llmcalc memory`; what is absent has its default.
-    own: the framework's own settings; None without any.
+    where: the file's name in messages.
+    kind: the name of its `LaunchFile`.
+    framework: the name of the framework.
+    spec: the model; None if the file names none.
+    target: the model's name in the file, such as a hub id; empty without one.
+    layout: the layout over devices.
+    settings: option of `llmcalc memory` → value; absent options have their defaults.
+    own_settings: the framework's own settings; None without any.
     env: environment variables that the file sets.
-    gpu: a name of the device; empty where the file says none.
-    unknown: argument → why its memory is not known. Empty unless unknown arguments are allowed.
-    ignored: arguments that change no memory.
-    notes: what a reader of the answer should know: assumed values.
+    gpu: name of the device; empty if the file has none.
+    unknown: argument → why it is not modelled. Empty unless unknown arguments are allowed.
+    ignored: arguments that do not change memory.
+    notes: values that were assumed.
     """
 
     where: str
@@ -44,7 +46,7 @@ class Launch:
     target: str = ""
     layout: Layout = ONE_DEVICE
     settings: Mapping[str, Any] = field(default_factory=dict)
-    own: Any = None
+    own_settings: Any = None
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -54,17 +56,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """A launch file beside its contents.
+    """The name of a launch file and the options of its reading.
 
     where: the file's name in messages.
-    world_size: devices; None (default) for what the file says, or as few as its layout can have.
-    allow_unknown: whether to go on with arguments that may change memory and are not understood.
-    date: when the framework's version is from; None (default) for the newest.
-    gpu: a name of the device; empty where it is not known.
-    fetch: reads a file that this one names; None (default) where none can be read.
-    env: environment variables beside those of the file.
-    script: the name of the Python file that a script runs.
-    unset: variables of a script that nothing sets.
+    world_size: number of devices; None (default) for that of the file, or the smallest that its layout allows.
+    allow_unknown: whether to accept arguments that may change memory and are not modelled.
+    date: date of the framework's version; None (default) for the newest.
+    gpu: name of the device; empty if unknown.
+    fetch: reads a file that this one names; None (default) if none can be read.
+    env: environment variables outside of the file.
+    script: name of the Python file that a script runs.
+    unset: variables of a script that it does not set.
     """
 
     where: str
@@ -80,19 +82,20 @@ class Source:
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A kind of launch file: how it is told from others, and how it is read.
+    """A kind of launch file.
 
-    name: the word for it in documents. title: what it is, in words.
-    is_one: whether the tables of a file are of this kind.
-    read: the launch that tables say. Raises `InputError`, which names file and field.
-    arguments_of: whose arguments a script's command has that runs it; empty (default) for files that no script runs.
-    is_run_by: whether the words of a script's command are such arguments.
-    read_arguments: the launch that a command's arguments say: argument → value, True without one, several as a list.
+    name: its name in JSON documents.
+    title: its name in messages.
+    matches: whether tables are of this kind.
+    read: reads tables. Raises `InputError`, which names file and field.
+    arguments_of: the program whose arguments may be in a script's command instead; empty (default) for none.
+    is_run_by: whether the words of a command are arguments of that program.
+    read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
     """
 
     name: str
     title: str
-    is_one: Callable[[Table], bool]
+    matches: Callable[[Table], bool]
     read: Callable[[Table, Source], Launch]
     arguments_of: str = ""
     is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
@@ -100,21 +103,22 @@ class LaunchFile:
 
 
 class RunUnder(NamedTuple):
-    """A run under a framework, as a part of a file says it: fields of `Launch`."""
+    """The part of a `Launch` that a framework's reader returns to another reader. Fields as in `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
-    own: Any = None
+    own_settings: Any = None
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """How files of accelerate and of the Trainer ask for a framework.
+    """The selection of a framework in files of accelerate and of the Trainer.
 
-    distributed_type: accelerate's word for it. table: accelerate's table of its settings.
-    accelerate: (reading, the file's tables, devices, the settings without it) → the run under it.
-    trainer_keys: arguments of the Trainer, of which any that is set asks for it; empty (default) for none.
-    trainer: as `accelerate`, for arguments of the Trainer.
+    distributed_type: accelerate's name of the framework.
+    table: accelerate's table of the framework's settings.
+    accelerate: (reading, the file's tables, devices, settings without the framework) → the run.
+    trainer_keys: arguments of the Trainer that select the framework if one is set; empty (default) for none.
+    trainer: the same as `accelerate`, for arguments of the Trainer.
     """
 
     distributed_type: str
@@ -126,7 +130,13 @@ class Plugin:
 
 @dataclass
 class Reading:
-    """What is found while a file is read. source: the file."""
+    """The state of reading a file.
+
+    source: the file.
+    unknown: argument → why it is not modelled.
+    ignored: arguments that do not change memory.
+    notes: values that were assumed.
+    """
 
     source: Source
     unknown: dict[str, str] = field(default_factory=dict)
@@ -139,7 +149,7 @@ class Reading:
         return self.source.where
 
     def check_unknown(self) -> None:
-        """Raises `InputError`, which lists what is not understood, unless that is allowed."""
+        """Raises `InputError` with the arguments that are not modelled, unless those are allowed."""
         if not self.unknown or self.source.allow_unknown:
             return
         listed = "; ".join(f"{name} ({why})" for name, why in list(self.unknown.items())[:MOST_LISTED])
@@ -150,34 +160,34 @@ class Reading:
         )
 
     def wrong(self, name: str, text: str) -> InputError:
-        """The error of one field."""
+        """The error of one field, with the file's name."""
         return InputError(f"{self.where}: {name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
-        """How many devices are asked for: of a file that does not say it, one, which is noted."""
+        """The number of devices: the given one, or one with a note."""
         if world_size is None:
             self.notes.append("1 device is assumed; --devices says another number")
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str) -> Table:
-        """The tables of a file that a field names. expected: what it is, in words."""
+        """The tables of a file that a field names. expected: the kind of file, for the error."""
         if not isinstance(path, str) or self.source.fetch is None:
             raise self.wrong(name, f"{shown(path)}; expected the path of {expected} that can be read")
         return self.source.fetch(path)
 
     def table(self, data: Table, name: str) -> Table:
-        """A table in a table; an empty one where there is none. Raises `InputError` for another value."""
-        found = data.get(name)
-        if found in (None, []):
+        """The table under a key; empty if the key is absent. Raises `InputError` for a value that is no table."""
+        table = data.get(name)
+        if table in (None, []):
             return {}
-        if not isinstance(found, Mapping):
-            raise self.wrong(name, f"{shown(found)}; expected a table")
-        return found
+        if not isinstance(table, Mapping):
+            raise self.wrong(name, f"{shown(table)}; expected a table")
+        return table
 
-    def launch(self, kind: str, framework: str, **found: Any) -> Launch:
-        """The run, with what has been found on the way. found: further fields of `Launch`.
+    def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
+        """The run that was read. fields: further fields of `Launch`.
 
-        Raises `InputError` for what is not understood, as `check_unknown` does.
+        Raises `InputError` as `check_unknown` does.
         """
         self.check_unknown()
         return Launch(
@@ -187,17 +197,17 @@ class Reading:
             unknown=self.unknown,
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
-            **found,
+            **fields,
         )
 
 
 MOST_LISTED = 12
-"""Arguments that one message lists."""
+"""Largest number of arguments that a message lists."""
 
 
 @contextmanager
 def reading_of(source: Source) -> Iterator[Reading]:
-    """A reading of a file, whose name stands before every error that is raised meanwhile."""
+    """Reads a file within the context. An error that is raised in it begins with the file's name."""
     where = source.where
     try:
         yield Reading(source)
@@ -207,7 +217,7 @@ def reading_of(source: Source) -> Iterator[Reading]:
 
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
-    """The setting of torch's allocator that the environment asks for (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
+    """The setting of torch's allocator in environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         options = env.get(name, "").replace(" ", "").lower().split(",")
         if "expandable_segments:true" in options:
@@ -216,7 +226,7 @@ def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
 
 
 def check_env(reading: Reading, env: Mapping[str, str]) -> None:
-    """Notes options of torch's allocator that change memory and are not understood."""
+    """Notes options of torch's allocator that change memory and are not modelled."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         for option in filter(None, env.get(name, "").replace(" ", "").split(",")):
             key = option.partition(":")[0].lower()
@@ -225,11 +235,11 @@ def check_env(reading: Reading, env: Mapping[str, str]) -> None:
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
-"""Options of torch's allocator that change nothing until memory runs out, or whose only other value is not its own."""
+"""Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
 def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
-    """A whole number of at least `least`. Raises `InputError`, naming the field."""
+    """The value as a whole number of at least `least`. Raises `InputError`, which names the field."""
     number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
         number = int(value)
@@ -241,22 +251,22 @@ def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
 
 
 def flag_value(reading: Reading, name: str, value: Any) -> bool:
-    """True or false. Raises `InputError`, naming the field."""
-    said = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    """The value as true or false. Raises `InputError`, which names the field."""
+    flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(value, bool):
         return value
-    found = said.get(str(value).strip().lower()[:10])
-    if found is None:
+    flag = flags.get(str(value).strip().lower()[:10])
+    if flag is None:
         raise reading.wrong(name, f"{shown(value)}; expected true or false")
-    return found
+    return flag
 
 
 LARGEST = 2**40
-"""More than any size in a launch file."""
+"""A bound above all sizes in launch files."""
 
 
 def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, why: str) -> None:
-    """Notes keys of a table that are not known."""
+    """Notes the keys of a table that are not among `known`. why: the note."""
     names = set(known)
     for key in table:
         if key not in names:

@@ -1,9 +1,9 @@
-"""What a shell script would run, as far as its text says so without running it.
+"""Reads the commands of a shell script without running it.
 
-Understood are assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables,
-`sh -c`, and branches whose condition compares known texts or numbers. What only a run would tell (a command's output,
-the script's own arguments, the environment, variables that another branch or a loop sets) stays open: it is an error
-only where an argument that matters is made of it.
+It evaluates assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables, `sh -c`,
+and branches whose condition compares known texts or numbers. Values that only a run has stay unresolved: a command's
+output, the script's own arguments, the environment, variables that a branch or a loop sets. They are an error only in
+arguments that matter.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from fnmatch import fnmatchcase
 
 from ...errors import InputError, one_line
 
-OPEN = "\0"
-"""Stands on both sides of the name of something whose value only a run would tell."""
+UNRESOLVED = "\0"
+"""The mark on both sides of an unresolved name in a word."""
 
 MOST_WORDS = 20_000
-"""The most words that a script may expand to."""
+"""Largest number of words of all commands of a script."""
 
 LONGEST_VALUE = 200_000
-"""The most letters of a variable."""
+"""Largest number of letters of a variable."""
 
 MOST_WORK = 4_000_000
-"""The most letters that are read and produced: the script's, of each text that is read again, and of each expansion."""
+"""Largest number of letters read and produced: those of the script, of texts read again, and of expansions."""
 
 MOST_BLOCKS = 50
-"""The most `if`, loops and other blocks inside each other."""
+"""Largest depth of nested `if`, loops and other blocks."""
 
 LONGEST_PATTERN = 1_000
-"""The most letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
+"""Largest number of letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
 
 BEGINS = ("if", "for", "while", "until", "case", "{", "select")
 ENDS = ("fi", "done", "esac", "}")
 BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
+SETS_VARIABLES = ("read", "unset", "eval", "source", ".")
 
 
-def is_open(text: str) -> bool:
-    """Whether some of a word is known only when the script runs."""
-    return OPEN in text
+def is_unresolved(text: str) -> bool:
+    """Whether a part of a word is known only when the script runs."""
+    return UNRESOLVED in text
 
 
-def said(text: str) -> str:
-    """A word as a message shows it."""
-    return one_line(text.replace(OPEN, ""))[:80]
+def printable(text: str) -> str:
+    """The word for a message, without marks and on one line."""
+    return one_line(text.replace(UNRESOLVED, ""))[:80]
 
 
-def open_reason(text: str) -> str:
-    """Why a word is known only when the script runs, as a message says it: which variable, and what sets it."""
-    name = text.split(OPEN)[1] if text.count(OPEN) > 1 else said(text)
-    shown = f"'{said(text)[:60]}' is known only when the script runs"
+def unresolved_reason(text: str) -> str:
+    """The message about an unresolved word: its variable, and what sets that variable."""
+    name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
+    shown = f"'{printable(text)[:60]}' is known only when the script runs"
     variable = _NAME.match(name, 1) if name.startswith("$") else None
     if variable is not None and variable.end() == len(name):
         unset = variable[0][:60]
@@ -72,7 +73,12 @@ def open_reason(text: str) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a script: its words, the variables set for it alone, and its line."""
+    """A command of a script.
+
+    words: its words.
+    env: the variables set for this command.
+    line: its line in the script.
+    """
 
     words: tuple[str, ...]
     env: dict[str, str]
@@ -83,9 +89,13 @@ class Command:
 class Script:
     """A script that is being read.
 
-    variables: name → text, or a list of texts for an array. exported: names that commands see.
-    commands: what it would run, in order. unset: variables that a condition takes as not set.
-    words: those of all commands. work: letters read and produced so far.
+    where: the file's name in messages.
+    variables: name → text, or a list of texts for an array.
+    exported: names of exported variables.
+    commands: the commands that would run, in order.
+    unset: variables that a condition assumes to be unset.
+    words: number of words of all commands.
+    work: number of letters read and produced so far.
     """
 
     where: str
@@ -97,24 +107,26 @@ class Script:
     work: int = 0
 
     def env(self) -> dict[str, str]:
-        """Exported variables whose value the text says."""
-        found = {name: self.variables.get(name, "") for name in sorted(self.exported)}
-        return {name: value for name, value in found.items() if isinstance(value, str) and not is_open(value)}
+        """The exported variables with known values."""
+        values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
+        return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
 def read_script(text: str, where: str) -> Script:
     """Reads a script. Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long."""
     script = Script(where)
-    _Reader(script, text.replace("\r\n", "\n").replace(OPEN, "")).run()
+    _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
     return script
 
 
 @dataclass
 class Branch:
-    """A block that is being read. runs: whether its lines run; None where only a run would tell.
+    """A block that is being read.
 
-    taken: whether an earlier branch of the same `if` or `case` runs. value: what a `case` compares; None elsewhere.
-    patterns: those of the branch of a `case` that is read next; None inside a branch.
+    runs: whether its lines run; None if unresolved.
+    taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
+    value: the value that a `case` compares; None in other blocks.
+    patterns: patterns of the next branch of a `case`; None inside a branch.
     """
 
     runs: bool | None
@@ -123,44 +135,44 @@ class Branch:
     patterns: list[str] | None = None
 
     def turn(self, fits: bool | None) -> None:
-        """Goes on to the next branch. fits: whether its own condition holds."""
+        """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
         self.runs = False if self.taken else (None if self.taken is None else fits)
         self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
 
 
 def holds(words: list[str]) -> bool | None:
-    """Whether a condition `[ … ]` holds; None where it is not understood, or only a run would tell.
+    """Whether a condition `[ … ]` holds; None if it is unresolved or not supported.
 
-    A variable that the script never sets is taken as not set.
+    A variable that the script never sets is assumed to be unset.
     """
     closes = {"[": "]", "[[": "]]", "test": ""}
     words = ["" if _UNSET.fullmatch(word) else word for word in words]
-    if not words or words[0] not in closes or any(is_open(word) for word in words):
+    if not words or words[0] not in closes or any(is_unresolved(word) for word in words):
         return None
     if closes[words[0]] and words[-1] != closes[words[0]]:
         return None
-    inner = words[1:-1] if closes[words[0]] else words[1:]
-    negations = next((i for i, word in enumerate(inner) if word != "!"), len(inner))
+    operands = words[1:-1] if closes[words[0]] else words[1:]
+    negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
     if negations:
-        negated = holds(["test", *inner[negations:]])
+        negated = holds(["test", *operands[negations:]])
         return None if negated is None else negated == (negations % 2 == 0)
-    if len(inner) == 1 and not inner[0].startswith("-"):
-        return inner[0] != ""
-    if inner in (["-z"], ["-n"]) or (len(inner) == 2 and inner[0] in ("-z", "-n")):
-        return (inner[1:] in ([], [""])) == (inner[0] == "-z")
-    if len(inner) != 3:
+    if len(operands) == 1 and not operands[0].startswith("-"):
+        return operands[0] != ""
+    if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
+        return (operands[1:] in ([], [""])) == (operands[0] == "-z")
+    if len(operands) != 3:
         return None
-    one, sign, other = inner
+    left, sign, right = operands
     if sign in ("=", "==", "!="):
-        if words[0] == "[[" and set(other) & set("*?["):
+        if words[0] == "[[" and set(right) & set("*?["):
             return None
-        return (one == other) == (sign != "!=")
-    if sign in NUMBERS and _WHOLE.fullmatch(one) and _WHOLE.fullmatch(other):
-        return NUMBERS[sign](int(one), int(other))
+        return (left == right) == (sign != "!=")
+    if sign in NUMBERS and _WHOLE.fullmatch(left) and _WHOLE.fullmatch(right):
+        return NUMBERS[sign](int(left), int(right))
     return None
 
 
-_UNSET = re.compile(rf"{OPEN}\$[A-Za-z0-9_]+{OPEN}")
+_UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
 _WHOLE = re.compile(r"-?[0-9]{1,15}")
 
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -180,10 +192,10 @@ _QUOTED = re.compile(r'[^"\\$`]+')
 
 
 class _Reader:
-    """Reads one text into a script. deep: how many `sh -c` it stands in."""
+    """Reads a text into a script. depth: number of `sh -c` around the text."""
 
-    def __init__(self, script: Script, text: str, deep: int = 0, line: int = 1) -> None:
-        self.script, self.text, self.deep = script, text, deep
+    def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
+        self.script, self.text, self.depth = script, text, depth
         self.at = 0
         self.lines = (0, line)  # a place in the text, and its line
         self.branches: list[Branch] = []
@@ -212,70 +224,82 @@ class _Reader:
             self.statement()
 
     def statement(self) -> None:
-        """Reads up to the end of a simple command and keeps what it does."""
+        """Reads a simple command up to its end, and runs it."""
         words: list[str] = []
-        set_here: dict[str, str | list[str]] = {}
-        line, ended = self.line, ""
-        while True:
+        assignments: dict[str, str | list[str]] = {}
+        line, end = self.line, ""
+        while not end:
             self.skip_space()
             if self.at >= len(self.text):
                 break
             letter = self.text[self.at]
+            assignment = _ASSIGNED.match(self.text, self.at)
             if letter == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-                continue
-            if letter in "\n;&|()":
-                self.at += 1
-                ended = letter
-                if letter == ";" and self.text[self.at : self.at + 1] == ";":
-                    self.at += 1
-                    ended = ";;"
-                if letter == "\n":
-                    self.skip_here_documents()
-                if letter == "&" and self.text[self.at : self.at + 1] == ">":
-                    self.at += 1
-                    self.word()
-                    continue
-                break
-            if letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2]):
+                self.skip_comment()
+            elif letter in "\n;&|()":
+                end = self.separator()
+            elif letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2]):
                 self.redirection()
-                continue
-            found = _ASSIGNED.match(self.text, self.at)
-            if found and (not words or words[0] in DECLARES):
-                self.at = found.end()
-                set_here[found[1]] = self.assigned(found[1], bool(found[2]))
-                if words:
-                    words.append(found[1])
-                continue
-            words += self.word()
-            if len(words) == 1 and words[0] in BETWEEN:
-                if words[0] == "else" and self.branches:
-                    self.branches[-1].turn(True)
-                words = []
-            elif words == ["{"]:
-                self.begins(words, "")
-                words = []
-        if not self.compared(words, ended):
-            self.finish(words, set_here, line, ended)
-        if ended == ";;" and self.branches and self.branches[-1].value is not None:
+            elif assignment and (not words or words[0] in DECLARES):
+                self.at = assignment.end()
+                name, appends = assignment[1], bool(assignment[2])
+                assignments[name] = self.assigned(name, appends)
+                words += [name] if words else []
+            else:
+                words += self.word()
+                words = self.without_keyword(words)
+        if not self.read_patterns(words, end):
+            self.finish(words, assignments, line, end)
+        if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
-    def compared(self, words: list[str], ended: str) -> bool:
-        """Reads the patterns of a `case`, if they come next."""
+    def skip_comment(self) -> None:
+        """Skips to the end of the line."""
+        end = self.text.find("\n", self.at)
+        self.at = len(self.text) if end < 0 else end
+
+    def separator(self) -> str:
+        """Reads the separator that ends a command. Returns an empty text for `&>`, which is a redirection."""
+        letter = self.text[self.at]
+        self.at += 1
+        following = self.text[self.at : self.at + 1]
+        if letter == "\n":
+            self.skip_here_documents()
+        elif letter == ";" and following == ";":
+            self.at += 1
+            return ";;"
+        elif letter == "&" and following == ">":
+            self.at += 1
+            self.word()
+            return ""
+        return letter
+
+    def without_keyword(self, words: list[str]) -> list[str]:
+        """The words of a command without a keyword before it, such as `then` or `{`, which takes effect here."""
+        if words == ["{"]:
+            self.begins(words, "")
+            return []
+        if len(words) == 1 and words[0] in BETWEEN:
+            if words[0] == "else" and self.branches:
+                self.branches[-1].turn(True)
+            return []
+        return words
+
+    def read_patterns(self, words: list[str], end: str) -> bool:
+        """Reads the patterns of a `case` branch. Returns whether the words were patterns."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None or branch.patterns is None or words[:1] == ["esac"]:
             return False
         branch.patterns += words
-        if ended == ")":
-            open_ = is_open(branch.value) or any(map(is_open, branch.patterns))
-            fits = None if open_ else self.fits(branch.value, branch.patterns)
+        if end == ")":
+            has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
+            fits = None if has_unresolved else self.fits(branch.value, branch.patterns)
             branch.patterns = None
             branch.turn(fits)
         return True
 
     def fits(self, value: str, patterns: list[str]) -> bool | None:
-        """Whether a text is as one of the patterns of a `case`; None if it is too long to be compared."""
+        """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
         unsure = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
@@ -289,70 +313,75 @@ class _Reader:
                     return True
         return None if unsure else False
 
-    def holds(self, words: list[str], ended: str) -> bool | None:
-        """Whether a condition holds. Keeps the names of variables that are taken as not set.
+    def holds(self, words: list[str], end: str) -> bool | None:
+        """Whether a condition holds. Notes the variables that it assumes to be unset.
 
-        ended: what comes after it; `&` and `|` begin another condition, which is not read.
+        end: the separator after it. `&` and `|` begin another condition, which is not read.
         """
-        found = holds(words)
-        if (ended == "&" and found) or (ended == "|" and not found):
+        result = holds(words)
+        if (end == "&" and result) or (end == "|" and not result):
             return None
-        if found is not None:
-            self.script.unset |= {said(word) for word in words if _UNSET.fullmatch(word)}
-        return found
+        if result is not None:
+            self.script.unset |= {printable(word) for word in words if _UNSET.fullmatch(word)}
+        return result
 
-    def begins(self, words: list[str], ended: str) -> None:
-        """Opens the block that a word begins."""
+    def begins(self, words: list[str], end: str) -> None:
+        """Opens the block of a word such as `if`."""
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
             branch = Branch(None)
-            branch.turn(self.holds(words[1:], ended))
+            branch.turn(self.holds(words[1:], end))
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
             if len(words) > 3:
-                self.compared(words[3:], ")")
+                self.read_patterns(words[3:], ")")
             return
         else:
             branch = Branch(None, taken=None)
             if words[0] == "for" and len(words) > 1:
-                self.script.variables[words[1][:80]] = unknown(words[1][:80])
+                self.script.variables[words[1][:80]] = unresolved(words[1][:80])
         self.branches.append(branch)
 
-    def finish(self, words: list[str], set_here: dict[str, str | list[str]], line: int, ended: str) -> None:
-        if words and words[0] in BEGINS:
-            self.begins(words, ended)
-            return
-        if words and words[0] == "elif" and self.branches:
-            self.branches[-1].turn(self.holds(words[1:], ended))
-            return
-        if words and words[0] in ENDS:
+    def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
+        """Runs a simple command: opens or closes a block, sets variables, or adds the command to the script."""
+        first = words[0] if words else ""
+        if first in BEGINS:
+            self.begins(words, end)
+        elif first == "elif" and self.branches:
+            self.branches[-1].turn(self.holds(words[1:], end))
+        elif first in ENDS:
             if self.branches:
                 self.branches.pop()
+        elif any(branch.runs is False for branch in self.branches):
             return
-        if any(branch.runs is False for branch in self.branches):
-            return
-        if not words or words[0] in DECLARES:
-            unsure = any(branch.runs is None for branch in self.branches)
-            for name, value in set_here.items():
-                self.script.variables[name] = unknown(name) if unsure else value
-            if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
-                self.script.exported |= {word for word in words[1:] if _NAME.fullmatch(word)}
-            return
-        if words[0] in ("read", "unset", "eval", "source", "."):
-            for name in words[1:]:
-                if _NAME.fullmatch(name):
-                    self.script.variables[name] = unknown(name)
-            return
+        elif not words or first in DECLARES:
+            self.assign(words, assignments)
+        elif first in SETS_VARIABLES:
+            for name in filter(_NAME.fullmatch, words[1:]):
+                self.script.variables[name] = unresolved(name)
+        else:
+            self.add_command(words, assignments, line)
+
+    def assign(self, words: list[str], assignments: dict[str, str | list[str]]) -> None:
+        """Sets variables, and exports those of `export` and `declare -x`. words: of the command; none for `NAME=…`."""
+        is_certain = all(branch.runs for branch in self.branches)
+        for name, value in assignments.items():
+            self.script.variables[name] = value if is_certain else unresolved(name)
+        if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
+            self.script.exported |= set(filter(_NAME.fullmatch, words[1:]))
+
+    def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
+        """Adds a command to the script; reads the text of `sh -c` instead."""
         self.script.words += len(words)
         if self.script.words > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
-        env = {name: value for name, value in set_here.items() if isinstance(value, str)}
         for i, word in enumerate(words[:-1]):
-            if word in ("-c", "-lc") and self.deep < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
-                _Reader(self.script, words[i + 1], self.deep + 1, line).run()
+            if word in ("-c", "-lc") and self.depth < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
+                _Reader(self.script, words[i + 1], self.depth + 1, line).run()
                 return
+        env = {name: value for name, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(words), env, line))
 
     def skip_space(self) -> None:
@@ -365,12 +394,12 @@ class _Reader:
                 return
 
     def redirection(self) -> None:
-        """Skips a redirection; what a here-document holds is skipped at the end of the line."""
-        found = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        """Skips a redirection. The text of a here-document is skipped at the end of the line."""
+        operator_match = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
+        assert operator_match is not None
+        self.at = operator_match.end()
         self.skip_space()
-        if found[1] in ("<<", "<<-"):
+        if operator_match[1] in ("<<", "<<-"):
             mark = re.compile(r"['\"\\]?([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
             if mark is None:
                 raise self.error("a here-document without a name")
@@ -393,21 +422,21 @@ class _Reader:
                     break
         self.waiting = []
 
-    def assigned(self, name: str, adds: bool) -> str | list[str]:
+    def assigned(self, name: str, appends: bool) -> str | list[str]:
         """The value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.array()
-            before = self.script.variables.get(name, [])
-            if not adds:
+            earlier = self.script.variables.get(name, [])
+            if not appends:
                 return items
-            self.spend(len(before))
-            return [*(before if isinstance(before, list) else [before]), *items]
+            self.spend(len(earlier))
+            return [*(earlier if isinstance(earlier, list) else [earlier]), *items]
         value = "".join(text for text, _ in self.pieces())
-        if adds:
-            before = self.script.variables.get(name, "")
-            self.spend(len(before))
-            value = (" ".join(before) if isinstance(before, list) else before) + value
+        if appends:
+            earlier = self.script.variables.get(name, "")
+            self.spend(len(earlier))
+            value = (" ".join(earlier) if isinstance(earlier, list) else earlier) + value
         if len(value) > LONGEST_VALUE:
             raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
         return value
@@ -424,8 +453,7 @@ class _Reader:
                 self.at += 1
                 return items
             if letter == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
+                self.skip_comment()
             elif letter in "\n;&|(":
                 self.at += 1
             elif letter in "<>":
@@ -439,32 +467,32 @@ class _Reader:
 
     def word(self) -> list[str]:
         """Reads a word; unquoted expansions are split where they have spaces, and an array gives its items."""
-        done: list[str] = []
-        now: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        words: list[str] = []
+        parts_so_far: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
         for text, splits in self.pieces():
             if not splits:
-                now.append(text)
+                parts_so_far.append(text)
                 continue
             parts = text.split(ITEM) if ITEM in text else text.split()
             joined = ITEM in text or not text[:1].isspace()
-            if parts and now and joined:
-                parts[0] = "".join([*now, parts[0]])
-                now = []
-            if now and parts:
-                done.append("".join(now))
-                now = []
+            if parts and parts_so_far and joined:
+                parts[0] = "".join([*parts_so_far, parts[0]])
+                parts_so_far = []
+            if parts_so_far and parts:
+                words.append("".join(parts_so_far))
+                parts_so_far = []
             if parts:
-                done += parts[:-1]
-                now = [parts[-1]]
+                words += parts[:-1]
+                parts_so_far = [parts[-1]]
                 if text[-1:].isspace():
-                    done.append(parts[-1])
-                    now = []
-        if now:
-            done.append("".join(now))
+                    words.append(parts[-1])
+                    parts_so_far = []
+        if parts_so_far:
+            words.append("".join(parts_so_far))
         if self.at == start:
             self.at += 1
-        return done
+        return words
 
     def pieces(self) -> list[tuple[str, bool]]:
         """The pieces of a word: (text, whether spaces in it split the word)."""
@@ -524,14 +552,14 @@ class _Reader:
         raise self.error('a quote " that does not end')
 
     def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
-        """The letters up to the next one that means something."""
-        found = letters.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
-        return found[0], False
+        """Reads letters without a meaning in the shell. letters: their pattern."""
+        match = letters.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return match[0], False
 
     def expansion(self) -> str:
-        """The text that stands for what begins with a dollar sign or a backquote."""
+        """The text of an expansion, which begins with a dollar sign or a backquote."""
         text = self.expanded()
         self.spend(len(text))
         return text
@@ -543,13 +571,13 @@ class _Reader:
             if end < 0:
                 raise self.error("a backquote that does not end")
             self.at = end + 1
-            return unknown("`…`")
+            return unresolved("`…`")
         if self.text.startswith("$((", start):
             inner = self.balanced(start + 1)
             return self.arithmetic(inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner)
         if self.text.startswith("$(", start):
             inner = self.balanced(start + 1)
-            return unknown(f"$({inner.strip()[:20]})")
+            return unresolved(f"$({inner.strip()[:20]})")
         if self.text.startswith("${", start):
             return self.braced(self.balanced(start + 1))
         name = _NAME.match(self.text, start + 1)
@@ -557,13 +585,13 @@ class _Reader:
             self.at = name.end()
             value = self.script.variables.get(name[0])
             if value is None:
-                return unknown(f"${name[0]}")
+                return unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
         after = self.text[start + 1 : start + 2]
         self.at = start + 2
         if after and after in "@*":
             return ITEM
-        return unknown(f"${after}") if after and after in "0123456789#?$!-" else f"${after}".rstrip()
+        return unresolved(f"${after}") if after and after in "0123456789#?$!-" else f"${after}".rstrip()
 
     def balanced(self, start: int) -> str:
         """The text inside brackets that open at `start`; continues after them."""
@@ -593,35 +621,35 @@ class _Reader:
         if whole is not None:
             value = self.script.variables.get(whole[1])
             if value is None:
-                return unknown(f"${whole[1]}")
+                return unresolved(f"${whole[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
-        found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
-        if found is None:
-            name = _NAME.match(inner)
-            return unknown(f"${{{name[0] if name else inner[:20]}…}}")
-        name_, how, other = found[1], found[2] or "", found[3] or ""
-        value = self.script.variables.get(name_)
-        known = value is not None and not (how.startswith(":") and value in ("", []))
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
+        if match is None:
+            start = _NAME.match(inner)
+            return unresolved(f"${{{start[0] if start else inner[:20]}…}}")
+        name, operation, alternative = match[1], match[2] or "", match[3] or ""
+        value = self.script.variables.get(name)
+        is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
-        if how.endswith("+"):
-            return self.inner(other) if known else ""
-        if known:
+        if operation.endswith("+"):
+            return self.inner(alternative) if is_set else ""
+        if is_set:
             return text
-        if how.endswith(("-", "=")):
-            text = self.inner(other)
-            if how.endswith("=") and _NAME.fullmatch(name_):
-                self.script.variables[name_] = text
+        if operation.endswith(("-", "=")):
+            text = self.inner(alternative)
+            if operation.endswith("=") and _NAME.fullmatch(name):
+                self.script.variables[name] = text
             return text
-        if name_ in ("@", "*"):
+        if name in ("@", "*"):
             return ITEM
-        return text if value is not None else unknown(f"${name_}")
+        return text if value is not None else unresolved(f"${name}")
 
     def inner(self, text: str) -> str:
         """A text with its own expansions, such as a default."""
-        if self.deep > 20:
+        if self.depth > 20:
             raise self.error("defaults nested too deeply")
-        reader = _Reader(self.script, text, self.deep + 1, self.line)
+        reader = _Reader(self.script, text, self.depth + 1, self.line)
         out = ""
         while reader.at < len(text):
             before = reader.at
@@ -632,17 +660,17 @@ class _Reader:
         return out
 
     def arithmetic(self, text: str) -> str:
-        """The value of whole numbers, variables, brackets and + - * / %; open where one is not known."""
+        """The value of an expression of whole numbers, variables, brackets and + - * / %; unresolved without it."""
         from .shell_arithmetic import value_of
 
         value = value_of(text, self.script.variables)
-        return unknown(f"$(({text.strip()[:20]}))") if value is None else str(value)
+        return unresolved(f"$(({text.strip()[:20]}))") if value is None else str(value)
 
 
 ITEM = "\x1f"
-"""Stands between the items of an array that is expanded."""
+"""The separator between the items of an expanded array."""
 
 
-def unknown(name: str) -> str:
-    """The text that stands for something whose value only a run would tell."""
-    return f"{OPEN}{''.join(c for c in name if not c.isspace() and c not in (OPEN, ITEM))}{OPEN}"
+def unresolved(name: str) -> str:
+    """A word for a value that only a run has: the name between marks."""
+    return f"{UNRESOLVED}{''.join(c for c in name if not c.isspace() and c not in (UNRESOLVED, ITEM))}{UNRESOLVED}"

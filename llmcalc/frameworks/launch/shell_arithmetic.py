@@ -17,18 +17,18 @@ _TOKEN = re.compile(r"\s*(\d{1,15}|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[-+*/%(),\[
 
 
 def tokens_of(text: str) -> list[str] | None:
-    """The tokens of an expression; None where it has others."""
-    out, at = [], 0
+    """The tokens of an expression; None if a part of it is no token."""
+    tokens, at = [], 0
     text = text.rstrip()
     if len(text) > 2000:
         return None
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             return None
-        out.append(found[1])
-        at = found.end()
-    return out
+        tokens.append(match[1])
+        at = match.end()
+    return tokens
 
 
 class _Expression:
@@ -125,7 +125,7 @@ class _Expression:
 
 
 def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
-    """The number or list of numbers that an expression gives; None where it is not understood."""
+    """The number or the list of numbers of an expression; None if it cannot be evaluated."""
     tokens = tokens_of(text)
     if not tokens:
         return None
@@ -138,6 +138,6 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
 
 
 def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
-    """The whole number that an expression gives; None where it is not understood."""
+    """The whole number of an expression; None if it cannot be evaluated."""
     value = evaluated(text, variables)
     return value if isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""Reads YAML into plain tables, with limits against files made to harm.
+"""Reads YAML into plain tables, with limits against malicious files.
 
 YAML has aliases, with which a short text stands for a huge one, and a list can contain itself. Both are refused before
 anything is built. What is built are texts, numbers, flags, lists and tables with texts as keys; a tag of any other type
@@ -16,10 +16,10 @@ LARGEST = 400_000
 """The largest launch file in bytes; real ones are under 20 000."""
 
 MOST_VALUES = 50_000
-"""The most values of a YAML file, keys included, with aliases expanded; real files have under 2 000."""
+"""Largest number of values of a YAML file, with keys and expanded aliases; real files have under 2 000."""
 
 LONGEST_NUMBER = 400
-"""The most letters of a YAML number. Numbers of base 60 (`1:30:00`) take time that grows with the square of this."""
+"""Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -44,9 +44,9 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _check_events(yaml: Any, text: str, where: str) -> None:
-    """Raises `InputError` for nesting, for a list in itself, and for aliases that expand to too many values.
+    """Raises `InputError` for deep nesting, for a list that contains itself, and for too many expanded values.
 
-    An alias counts as many values as its anchor's, with the aliases inside it expanded, and is as deep as it.
+    An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
     """
     sizes: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
     open_anchors: list[str | None] = []
@@ -87,7 +87,7 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
 
 
 class _Builder:
-    """Builds plain values from PyYAML's nodes. Each node is built once, however many aliases name it."""
+    """Builds plain values from PyYAML's nodes. A node is built once, for all of its aliases."""
 
     def __init__(self, yaml: Any, where: str) -> None:
         self.yaml, self.where = yaml, where
@@ -122,7 +122,7 @@ class _Builder:
         return name
 
     def scalar(self, node: Any) -> Any:
-        """A text, a number, a flag or nothing. A date is the text that it is written as."""
+        """The value of a scalar: a text, a number, a flag or None. A date stays text."""
         kind = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if kind in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
@@ -133,7 +133,7 @@ class _Builder:
         return None if kind == "null" else node.value
 
     def table(self, node: Any) -> dict[str, Any]:
-        """A table. Entries that `<<` merges come first, and the table's own replace them.
+        """The entries of a table. They replace entries that `<<` merges.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """
@@ -148,16 +148,18 @@ class _Builder:
             if not isinstance(key, self.yaml.ScalarNode):
                 raise self.error(key, "a key is a list or a table; expected text")
             before = entries.setdefault(key.value, (key, value))[1]
-            if before is not value and not self.alike(before, value):
+            if before is not value and not self.are_equal_scalars(before, value):
                 raise self.error(key, f"{one_line(key.value)[:60]} is given twice; expected once")
         return merged | {str(self.value(key)): self.value(value) for key, value in entries.values()}
 
     def merged(self, node: Any) -> list[dict[str, Any]]:
-        """The tables that `<<` names, the first of which has the last word."""
+        """The tables that `<<` merges; the first one takes precedence."""
         nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
-        if not all(isinstance(one, self.yaml.MappingNode) for one in nodes):
+        if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
             raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
-        return [self.value(one) for one in nodes]
+        return [self.value(table) for table in nodes]
 
-    def alike(self, one: Any, other: Any) -> bool:
-        return all(isinstance(node, self.yaml.ScalarNode) for node in (one, other)) and one.value == other.value
+    def are_equal_scalars(self, first: Any, second: Any) -> bool:
+        """Whether two nodes are scalars of the same text."""
+        scalar = self.yaml.ScalarNode
+        return isinstance(first, scalar) and isinstance(second, scalar) and first.value == second.value

@@ -13,7 +13,7 @@ from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
 from .record import Launch, Reading, RunUnder, Source, Table, flag_value, reading_of, size_of, unknown_keys
-from .shell import is_open, open_reason, said
+from .shell import is_unresolved, printable, unresolved_reason
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
 }
-"""`optim` → the words of `llmcalc memory`."""
+"""`optim` → options of `llmcalc memory`."""
 
 TRAINER_READ = frozenset(
     """
@@ -63,7 +63,7 @@ TRAINER_IGNORED = frozenset(
     ddp_bucket_cap_mb
     """.split()  # noqa: SIM905
 )
-"""Arguments that change no memory of a training step, or less than a block of it."""
+"""Arguments that do not change the memory of a training step, or by less than one block."""
 
 TRAINER_SIGNS = (
     "per_device_train_batch_size",
@@ -97,25 +97,25 @@ def read_arguments(arguments: Table, source: Source) -> Launch:
         name = flag.lstrip("-").replace("-", "_")
         if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
             for word in value if isinstance(value, list) else [value]:
-                if isinstance(word, str) and is_open(word):
-                    raise InputError(f"{source.where}: {flag}: {open_reason(word)}")
+                if isinstance(word, str) and is_unresolved(word):
+                    raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
         plain[name] = _plain(value)
     return read_trainer(plain, source)
 
 
 def keys_read() -> frozenset[str]:
-    """The arguments that are read, those that ask for a framework too."""
+    """All arguments that are read, with those that select a framework."""
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
 def _plain(value: Any) -> Any:
-    """The value of an argument, whose type a command line does not show."""
+    """The value of a command-line argument, converted to a flag or a number if it is one."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if not isinstance(value, str):
         return value
-    if is_open(value):
-        return said(value)
+    if is_unresolved(value):
+        return printable(value)
     words = {"true": True, "false": False, "none": None}
     if value.lower() in words:
         return words[value.lower()]
@@ -128,14 +128,19 @@ def _trainer(reading: Reading, data: Table, world_size: int | None) -> Launch:
     words = _trainer_words(reading, data)
     world = reading.devices(world_size)
     target = data.get("model_name_or_path")
-    framework, found = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    framework, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
     for name, plugin in plugins().items():
         if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
-            framework, found = name, plugin.trainer(reading, data, world, words)
+            framework, run = name, plugin.trainer(reading, data, world, words)
             break
-    named = "" if target is None else str(target)[:200]
+    target_name = "" if target is None else str(target)[:200]
     return reading.launch(
-        "trainer", framework, target=named, layout=found.layout, settings=found.settings, own=found.own
+        "trainer",
+        framework,
+        target=target_name,
+        layout=run.layout,
+        settings=run.settings,
+        own_settings=run.own_settings,
     )
 
 
@@ -175,7 +180,7 @@ WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf
 
 
 def _trainer_precision(reading: Reading, data: Table, flag: Callable[[str], bool]) -> dict[str, Any]:
-    """Weights in their own format; with bf16 or fp16, autocast over weights in fp32."""
+    """The number formats: weights in their own format; with bf16 or fp16, autocast over weights in fp32."""
     kind = data.get("torch_dtype", data.get("dtype"))
     half = "bf16" if flag("bf16") else "fp16" if flag("fp16") else None
     if kind in (None, "auto"):
@@ -194,10 +199,10 @@ def _trainer_precision(reading: Reading, data: Table, flag: Callable[[str], bool
 def _trainer_kernels(reading: Reading, data: Table, flag: Callable[[str], bool]) -> dict[str, Any]:
     words: dict[str, Any] = {}
     if flag("gradient_checkpointing") or flag("activation_checkpointing"):
-        how = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
-        if not isinstance(how, Mapping):
-            raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(how)}; expected a table")
-        entrant = how.get("use_reentrant", False)
+        kwargs = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
+        if not isinstance(kwargs, Mapping):
+            raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
+        entrant = kwargs.get("use_reentrant", False)
         words["recompute"] = "full-reentrant" if entrant in (True, "true", "True") else "full"
     attention = data.get("attn_implementation")
     if attention is not None:
@@ -223,11 +228,11 @@ def _trainer_adapters(reading: Reading, data: Table, flag: Callable[[str], bool]
     targets = data.get("lora_target_modules")
     if targets is not None:
         names = [targets] if isinstance(targets, str) else targets
-        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise reading.wrong("lora_target_modules", f"{shown(targets)}; expected a list of names")
         words["lora_targets"] = tuple(names)
     saved = data.get("lora_modules_to_save")
-    if isinstance(saved, list) and all(isinstance(one, str) for one in saved):
+    if isinstance(saved, list) and all(isinstance(name, str) for name in saved):
         words["modules_to_save"] = tuple(saved)
     if data.get("lora_dropout") not in (None, 0, 0.0):
         words["lora_dropout"] = True

@@ -19,7 +19,7 @@ from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ..launch import trainer
 from ..launch.record import LARGEST, Launch, Reading, Source, Table, allocator_of, check_env, reading_of
-from ..launch.shell import is_open, open_reason
+from ..launch.shell import is_unresolved, unresolved_reason
 from ..launch.shell_arithmetic import evaluated
 from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
@@ -189,7 +189,7 @@ def _read(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
     if source.unset:
         reading.notes.append(f"{', '.join(sorted(source.unset)[:10])}: taken as not set")
     return reading.launch(
-        "megatron", "megatron", spec=spec, layout=layout, settings=words, own=settings, env=env, gpu=source.gpu
+        "megatron", "megatron", spec=spec, layout=layout, settings=words, own_settings=settings, env=env, gpu=source.gpu
     )
 
 
@@ -265,10 +265,10 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
-    if flag == "--tokenizer-model" and isinstance(value, str) and is_open(value):
+    if flag == "--tokenizer-model" and isinstance(value, str) and is_unresolved(value):
         return None
-    if isinstance(value, str) and is_open(value):
-        raise reading.wrong(flag, open_reason(value))
+    if isinstance(value, str) and is_unresolved(value):
+        raise reading.wrong(flag, unresolved_reason(value))
     if kind is bool:
         return _flag(reading, flag, value)
     if value is None or value is False:

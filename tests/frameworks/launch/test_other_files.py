@@ -78,7 +78,7 @@ def test_a_job_of_2024() -> None:
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
     assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
-    assert launch.own.old
+    assert launch.own_settings.old
 
 
 def test_a_job_of_2026() -> None:
@@ -88,7 +88,7 @@ def test_a_job_of_2026() -> None:
     assert (settings["batch"], settings["num_microbatches"]) == (8, 2)  # 512 = 8 · 32 · 2
     assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "bf16")
     assert settings["master_weights"] == "fp32"  # weights are gathered in bf16 from shards in fp32
-    assert launch.own.compiled_loss
+    assert launch.own_settings.compiled_loss
 
 
 def test_devices_that_are_not_said() -> None:
@@ -187,7 +187,7 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> N
     for section, table in changes.items():
         data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
     launch = read_titan(data, Source("x", 256))
-    assert launch.own.float8 == float8
+    assert launch.own_settings.float8 == float8
     assert any("estimate" in note for note in launch.notes) == (float8 is not None)
 
 
@@ -261,7 +261,7 @@ def test_auto_values_are_those_of_the_trainer() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
     }
-    own = launch.own
+    own = launch.own_settings
     assert isinstance(own, DeepSpeedSettings)
     assert own.reduce_bucket_size == "auto"
     wide = own.resolved(4096)
@@ -444,7 +444,7 @@ def test_fsdp_of_accelerate() -> None:
 )
 def test_how_gradients_are_summed_under_accelerate(version: dict[str, int], precision: str, own: TitanSettings) -> None:
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": version, "mixed_precision": precision}
-    assert read_accelerate(data, Source("a.yaml")).own == own
+    assert read_accelerate(data, Source("a.yaml")).own_settings == own
 
 
 ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
@@ -462,7 +462,7 @@ def test_deepspeed_of_accelerate() -> None:
     assert launch.layout == Layout(dp=8, zero=2)
     assert launch.settings == {"phase": "training", "num_microbatches": 4, "dtype": "bf16", "master_weights": "fp32"}
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
-    own = read_accelerate({**data, "deepspeed_config": away}, Source("a.yaml")).own
+    own = read_accelerate({**data, "deepspeed_config": away}, Source("a.yaml")).own_settings
     assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}

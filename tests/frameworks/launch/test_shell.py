@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
-from llmcalc.frameworks.launch.shell import MOST_WORDS, OPEN, Command, is_open, read_script, said
+from llmcalc.frameworks.launch.shell import MOST_WORDS, UNRESOLVED, Command, is_unresolved, printable, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
 
 
@@ -74,9 +74,9 @@ def test_words(text: str, wanted: list[str]) -> None:
 )
 def test_what_only_a_run_would_tell_stays_open(text: str, name: str) -> None:
     last = next(one.words[-1] for one in commands(text) if one.words[0] == "run")
-    assert is_open(last)
-    assert last == f"{OPEN}{name}{OPEN}"
-    assert said(last) == name
+    assert is_unresolved(last)
+    assert last == f"{UNRESOLVED}{name}{UNRESOLVED}"
+    assert printable(last) == name
 
 
 def test_a_branch_that_is_not_sure_keeps_its_commands() -> None:

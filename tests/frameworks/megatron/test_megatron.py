@@ -164,9 +164,9 @@ def ci_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
             script=f"pretrain_{row['id'].split('/')[0].replace('moe', 'gpt').replace('hybrid', 'mamba')}.py",
         ),
     )
-    assert isinstance(launch.own, MegatronSettings)
+    assert isinstance(launch.own_settings, MegatronSettings)
     assert launch.spec is not None
-    return launch.spec, launch.own
+    return launch.spec, launch.own_settings
 
 
 def errors_of(row: Row) -> tuple[float, float]:

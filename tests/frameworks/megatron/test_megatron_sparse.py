@@ -51,7 +51,7 @@ launch = partial(launched, DSA, "dsa")
 def test_a_rank_has_the_parameters_of_megatron() -> None:
     """Shapes of absorbed_mla.py and dsa.py, of one rank of two in the first of two stages."""
     found = launch()
-    run = RankRun(found.spec, found.own, 0, Meter())
+    run = RankRun(found.spec, found.own_settings, 0, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
     h, norm = 512, 2 * 512
     down = 192 * h + (64 + 8) * h
@@ -65,9 +65,9 @@ def test_the_loss_of_the_indexer_holds_more_than_three_times_its_scores() -> Non
     """In its backward pass: two scores, the mask as a number and as a byte, [tokens, batch, index heads, tokens]."""
     scores = 4 * 1024 * 4 * 64 * 1024
     found = launch()
-    with_loss = rank_memory(found.spec, found.own, 0).peak_bytes
+    with_loss = rank_memory(found.spec, found.own_settings, 0).peak_bytes
     found = launch(dsa_indexer_loss_coeff=None)
-    without = rank_memory(found.spec, found.own, 0).peak_bytes
+    without = rank_memory(found.spec, found.own_settings, 0).peak_bytes
     assert 3.25 * scores < with_loss < 5 * scores
     assert 2 * scores < without < with_loss - scores
 
@@ -93,4 +93,4 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 def test_a_sequence_over_several_ranks_is_refused() -> None:
     found = launch(context_parallel_size=2)
     with pytest.raises(InputError, match="expected no --cp"):
-        rank_memory(found.spec, found.own, 0)
+        rank_memory(found.spec, found.own_settings, 0)
