@@ -64,7 +64,7 @@ def test_sliding_windows() -> None:
     assert long.by_layer_kind == {"sliding_attention": 52 * a_layer * 1024, "full_attention": 10 * a_layer * 32768}
     assert (long.bytes_per_token, long.growth_per_token) == (62 * a_layer, 10 * a_layer)
     assert if_(long)["no_windows"] == 62 * a_layer * 32768
-    assert CacheGroup("sliding_attention", 52, 1024, 2 * 16 * 128, 52 * a_layer * 1024) in long.held
+    assert CacheGroup("sliding_attention", 52, 1024, 2 * 16 * 128, 52 * a_layer * 1024) in long.groups
 
 
 def test_a_chunk_is_held_as_a_window_is() -> None:

@@ -206,7 +206,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
         return each * n + (beside if n > 20 else 0)
 
     def estimates(one: Any) -> Any:
-        return SimpleNamespace(needed=lambda *_: (each * one.states.workload.batch, 0))
+        return SimpleNamespace(largest_rank=lambda *_: (each * one.states.workload.batch, 0))
 
     monkeypatch.setattr(fit_devices, "replayed", replays)
     record = SimpleNamespace(estimate=estimates)

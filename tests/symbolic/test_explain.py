@@ -325,7 +325,7 @@ def test_places_with_the_same_formulas_share_a_section() -> None:
         ("llama3-8b", "self_atn", "all", "no node 'self_atn'. Did you mean self_attn"),
         ("llama3-8b", "layers.32.mlp", "all", "no node 'layers.32.mlp'"),
         ("llama3-8b", "", "all", "no node ''"),
-        ("llama3-8b", "mlp", "kv", "mlp keeps nothing between tokens"),
+        ("llama3-8b", "mlp", "kv", "mlp has no cache"),
         ("bert-base", None, "kv", "encoder-only"),
     ],
 )

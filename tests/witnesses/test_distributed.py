@@ -146,12 +146,12 @@ def test_a_job_is_the_same_after_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(dp=2, zero=1), "--distributed: --zero 1 is not run; expected --fsdp"),
-        (Layout(dp=2, tp=2), "because DDP takes no distributed tensors; expected --fsdp"),
-        (Layout(pp=2, tp=2, dp=2, zero=3), "--distributed: FSDP2 with --tp in a pipeline is not run"),
+        (Layout(dp=2, zero=1), "--distributed: --zero 1 is not supported; expected --fsdp"),
+        (Layout(dp=2, tp=2), "because DDP accepts no distributed tensors; expected --fsdp"),
+        (Layout(pp=2, tp=2, dp=2, zero=3), "--distributed: FSDP2 with --tp in a pipeline is not supported"),
         (Layout(dp=2, hsdp_replicas=2), "--distributed: --hsdp-replicas needs --fsdp"),
         (Layout(cp=2), "--cp 2: not in torch's own kernels"),
-        (Layout(tp=2, sequence_parallel=True), "--sequence-parallel is not run; expected --tp alone"),
+        (Layout(tp=2, sequence_parallel=True), "--sequence-parallel is not supported; expected --tp alone"),
         (Layout(tp=8), "--tp 8: does not divide num_attention_heads 4; expected one of 1, 2, 4"),
         (Layout(pp=3), "--pp 3: 3 stages do not divide 2 layers"),
     ],

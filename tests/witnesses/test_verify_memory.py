@@ -282,7 +282,7 @@ class Modelled(StorageTracker):
         found = self.allocator
         return Reading(found.allocated, found.peak_requested, found.peak_allocated, found.peak_reserved)
 
-    def beside(self) -> int:
+    def outside_bytes(self) -> int:
         return 0
 
 
