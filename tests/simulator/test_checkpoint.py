@@ -110,7 +110,7 @@ def test_an_option_says_what_runs_again() -> None:
 )
 def test_an_unknown_option_is_refused(text: str) -> None:
     with pytest.raises(
-        InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, attention, "
+        InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, selective, attention, "
     ):
         recompute_of(text)
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from llmcalc.components.choices import HEADS
-from llmcalc.components.head import HeadKind
+from llmcalc.components.head_kind import HeadKind
 from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
