@@ -288,7 +288,7 @@ def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -
     assert all(len(line) <= 80 for line in lines)
     assert "before activations" not in out
     assert "without activations" not in out
-    assert any(line.split()[0] == "h200" and line.split()[-1].endswith("*") for line in lines if line.split())
+    assert any(line.split()[0] == "mi300x" and line.split()[-1].endswith("*") for line in lines if line.split())
 
 
 @pytest.mark.parametrize(
