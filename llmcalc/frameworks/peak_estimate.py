@@ -376,10 +376,8 @@ class PeakEstimate:
         start, end = stage.layers.start, stage.layers.stop
         wanted, kinds = SHORT_RUN_REPEATS + 2, self.kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            found = find_pattern(
-                [kinds[i] for i in range(start, end)]
-            )  # two numbers of it are measured, each layout_of_layers
-            return start, end, found.repeats if found.repeats > SHORT_RUN_REPEATS + SHORT_RUN_REPEATS + 1 else None
+            repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
+            return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
         count = end - start
         while end - start > wanted:
             start, end = (start + 1, end) if stage.last else (start, end - 1)

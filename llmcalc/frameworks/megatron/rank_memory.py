@@ -101,7 +101,7 @@ def alike(run: RankRun) -> tuple[object, ...]:
         at = at._replace(tp=0, etp=0, ep=0, cp=0)
     stages = [chunk.stage for chunk in run.chunks]
     kinds = (() if one is None else (one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
-    differ = [chunk.lowering.below for chunk in run.chunks] if any(run.how.wide_layers) else []
+    differ = [chunk.lowering.below for chunk in run.chunks] if any(run.rank_choices.wide_layers) else []
     return at, *kinds, *differ
 
 

@@ -41,7 +41,7 @@ from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
 from .evidence import check_parts
 from .kernel_choices import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
-from .kernels import Held, Parameter, RankLowering, weight_sizes
+from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .layer_wise_optimizer import by_layout, by_turns, packed
 from .param_and_grad_buffer import Buffer, bucket_size, buffer_of, by_muon, updated
 from .settings import MegatronSettings
@@ -135,8 +135,8 @@ class RankRun:
         self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})
         self.graph = Graph(meter)
         self.graph.keeps_gradients = False
-        self.how = choices_of(settings)
-        self.held = Held(meter, cublas_workspace(settings), engine_workspace(settings))
+        self.rank_choices = choices_of(settings)
+        self.persistent = PersistentTensors(meter, cublas_workspace(settings), engine_workspace(settings))
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
         seq = tokens if decoder is None else decoder // settings.cp
@@ -167,7 +167,7 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.at.pp]
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
-        lowering = RankLowering(self.graph, self.run_config, self.how, self.held)
+        lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
         lowering.below = 0 if stage is None else stage.layers.start
         return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
@@ -195,7 +195,7 @@ class RankRun:
             for one in chunk.parameters:
                 weights[-1].append(self.storage((1 if one.narrow else 2) * one.size, "weights"))
                 if one.narrow:
-                    _, *more = weight_sizes(self.how, *one.tensor.shape)
+                    _, *more = weight_sizes(self.rank_choices, *one.tensor.shape)
                     self.kept += [self.storage(size, "weights") for size in more]
         self.angles = [self.storage(one.bytes // 2, "overhead") for one in self.angles]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
@@ -259,7 +259,7 @@ class RankRun:
         size, yarn = (s.tokens // s.cp) * s.qk_pos_emb_head_dim, (s.rope_type or "yarn") == "yarn"
         for i in range(self._attention_layers()):
             self.kept.append(self.storage(4 * size, "overhead"))
-            if yarn and self.how.mla_fusion:
+            if yarn and self.rank_choices.mla_fusion:
                 for k in range(2):
                     self.angles[2 * i + k] = self.storage(2 * size, "overhead")
 
@@ -355,9 +355,9 @@ class RankRun:
         return Output(chunk, made, entered)
 
     def _forward_pass(self, chunk: Chunk, entered: Tensor | None) -> Tensor:
-        self.held.entered = entered
+        self.persistent.entry_of_chunk = entered
         made = chunk.lowering.run_rank(chunk.program, entered)
-        self.held.entered = None
+        self.persistent.entry_of_chunk = None
         if chunk.last:
             self.meter.place = Place("forward", path="loss")
             losses = chunk.lowering.loss_of(made)
@@ -413,7 +413,7 @@ class RankRun:
 
     def _hidden(self) -> Tensor:
         rows = self.run_config.batch * self.run_config.workload.seq
-        return self.graph.new((self.chunks[0].lowering.local(rows), self.spec.hidden_size), BFLOAT16)
+        return self.graph.new((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
 
     # --- schedules ---------------------------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class RankRun:
 
     def end_step(self) -> None:
         """What follows the passes of a step."""
-        self.held.drain(self.layout.tp if self.how.sequence_parallel else 1)
+        self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported:
             self.reported = [self.storage(4, "temporary") for _ in range(REPORTED)]
@@ -438,7 +438,7 @@ class RankRun:
     @property
     def microbatches(self) -> int:
         """Micro-batches that are run: after those that differ, all are alike."""
-        if self.retains or self.how.deferred is not None:
+        if self.retains or self.rank_choices.deferred is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
@@ -500,7 +500,7 @@ class Interleaved:
         settings, self.rank = run.settings, run
         self.pp, self.chunks, self.at = run.layout.pp, len(run.chunks), run.at.pp
         group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        every = run.retains or run.how.deferred is not None
+        every = run.retains or run.rank_choices.deferred is not None
         number = settings.microbatches if every else min(settings.microbatches, max(3 * group, self.pp))
         if settings.microbatches % group == 0:
             number = max(group, number // group * group)

@@ -240,14 +240,14 @@ def test_products_that_add_gradients_themselves_keep_a_tensor_for_each_shape() -
     spec, settings = changed(DENSE, no_gradient_accumulation_fusion=False)
     h, ffn, tp = spec.hidden_size, settings.ffn, settings.tp
     shapes = {(3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp), (spec.vocab_size // tp, h)}
-    assert set(kept(spec, settings).held.dummies) == shapes
-    assert not kept(*changed(DENSE)).held.dummies
+    assert set(kept(spec, settings).persistent.dummies) == shapes
+    assert not kept(*changed(DENSE)).persistent.dummies
 
 
 def test_workspaces_follow_the_environment() -> None:
     spec, settings = changed(DENSE)
     small = kept(spec, replace(settings, env={"CUBLAS_WORKSPACE_CONFIG": ":16:8"}))
-    sizes = {name: storage.bytes for name, storage in small.held.workspaces.items()}
+    sizes = {name: storage.bytes for name, storage in small.persistent.workspaces.items()}
     assert sizes["cuBLAS, forward"] == sizes["cuBLAS, backward"] == 16 * 8 * 1024
     assert sizes["Transformer Engine"] == 32 * MIB + 1024
 
@@ -384,7 +384,7 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
 )
 def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
     one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
-    assert sum(framework_named("megatron").estimate(one).each) == each
+    assert sum(framework_named("megatron").estimate(one).per_parameter) == each
     run = kept(one.spec, settings_of(one, Layout()))
     main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
@@ -437,7 +437,7 @@ def test_muon_keeps_one_state_of_a_matrix() -> None:
 def test_berts_layers_are_megatrons_own_with_a_spec() -> None:
     """examples/bert/pretrain_bert.py: `--spec local`; without Transformer Engine all scores are kept."""
     own = kept(*changed("bert/bert_mcore_tp1_pp2/h100", spec=("local",)))
-    assert set(own.held.workspaces) == {"cuBLAS, forward", "cuBLAS, backward"}
+    assert set(own.persistent.workspaces) == {"cuBLAS, forward", "cuBLAS, backward"}
     spec, settings = changed("bert/bert_mcore_tp1_pp2/h100", attention_backend="auto")
     fused = replay_rank(spec, settings, settings.world_size - 1).peak[1].bytes
     assert fused < replay_rank(spec, replace(settings, spec=("local",)), settings.world_size - 1).peak[1].bytes

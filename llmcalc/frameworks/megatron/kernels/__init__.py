@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from .choices import RankChoices
 from .fp8 import weight_sizes
-from .lowering import Held, Parameter
+from .lowering import Parameter, PersistentTensors
 from .recompute import DiscardedKernels
 
-__all__ = ["Held", "Parameter", "RankChoices", "RankLowering", "weight_sizes"]
+__all__ = ["Parameter", "PersistentTensors", "RankChoices", "RankLowering", "weight_sizes"]
 
 
 class RankLowering(DiscardedKernels):

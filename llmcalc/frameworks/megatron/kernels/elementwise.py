@@ -39,22 +39,28 @@ class ElementwiseKernels(AttentionKernels):
         if self._is_gate(step.outs[0]):
             self.bind(step.outs[0], x)
             return
-        bias, self.held_bias = self.held_bias, None
-        self.bind(step.outs[0], self.activated(x, bias))
+        bias, self.activation_bias = self.activation_bias, None
+        self.bind(step.outs[0], self.activation(x, bias))
 
     def _is_gate(self, value: Value) -> bool:
         return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
 
-    def activated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """An activation keeps its input; by itself, what a bias was added to."""
         graph, shape = self.graph, x.shape
-        fused = self.how.bias_activation and bias is not None
+        fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
             x = self.with_bias(x, bias)
         ins = [x, bias] if fused and bias is not None else [x]
-        shapes = [one.shape for one in ins]
+        shapes = [tensor.shape for tensor in ins]
         out = graph.new(shape, x.dtype)
-        self.node("activation", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x)
+        self.node(
+            "activation",
+            ins,
+            [out],
+            lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+            x,
+        )
         return out
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
@@ -64,37 +70,43 @@ class ElementwiseKernels(AttentionKernels):
     def do_mul(self, step: Step) -> None:
         """act(gate) · up, of one product that has both."""
         if step.outs[0].axes[0].name == "heads":
-            self.bind(step.outs[0], self.opened(*(self.taken(step, value) for value in step.ins)))
+            self.bind(step.outs[0], self.times_gate(*(self.taken(step, value) for value in step.ins)))
             return
-        gate = self.of_one_product(step)
-        bias, self.held_bias = self.held_bias, None
-        self.bind(step.outs[0], self.gated(gate, bias, step.outs[0].width))
+        gate = self.gate_and_up(step)
+        bias, self.activation_bias = self.activation_bias, None
+        self.bind(step.outs[0], self.gated_activation(gate, bias, step.outs[0].width))
 
-    def of_one_product(self, step: Step) -> Tensor:
+    def gate_and_up(self, step: Step) -> Tensor:
         """The result of the product that has both gate and up. Raises `Unsupported` for a step of other values."""
         gate, up = (self.taken(step, value) for value in step.ins)
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
         return gate
 
-    def opened(self, x: Tensor, gate: Tensor) -> Tensor:
+    def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """x times an activation of a gate, in fp32 inside one kernel, which keeps both."""
         graph, shapes = self.graph, (x.shape, gate.shape)
         out = graph.new(x.shape, x.dtype)
 
-        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, g.dtype) for shape in shapes]
 
         self.node("gated", (x, gate), [out], back, x, gate)
         return out
 
-    def gated(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         graph, shape = self.graph, x.shape
-        if self.how.bias_activation:
+        if self.rank_choices.bias_activation:
             ins = [x] if bias is None else [x, bias]
-            shapes = [one.shape for one in ins]
+            shapes = [tensor.shape for tensor in ins]
             out = graph.new((shape[0], width), x.dtype)
-            self.node("glu", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x)
+            self.node(
+                "glu",
+                ins,
+                [out],
+                lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+                x,
+            )
             return out
         if bias is not None:
             x = self.with_bias(x, bias)
@@ -108,33 +120,33 @@ class ElementwiseKernels(AttentionKernels):
     def do_dropout(self, step: Step) -> None:
         """The addition after it drops."""
         self.bind(step.outs[0], self.get(step.ins[0]))
-        self.drops.add(id(step.outs[0]))
+        self.dropout_outputs.add(id(step.outs[0]))
 
     def do_add(self, step: Step) -> None:
-        dropped = next((value for value in step.ins if id(value) in self.drops), None)
+        dropped = next((value for value in step.ins if id(value) in self.dropout_outputs), None)
         if dropped is None:
-            self.bind(step.outs[0], self.added(*(self.taken(step, value) for value in step.ins)))
+            self.bind(step.outs[0], self.add(*(self.taken(step, value) for value in step.ins)))
             return
         residual = next(value for value in step.ins if value is not dropped)
         bias, self.row_bias = self.row_bias, None
-        made = self.bias_dropout_add(self.taken(step, dropped), self.taken(step, residual), bias)
-        self.bind(step.outs[0], made)
+        out = self.bias_dropout_add(self.taken(step, dropped), self.taken(step, residual), bias)
+        self.bind(step.outs[0], out)
 
-    def added(self, a: Tensor, b: Tensor) -> Tensor:
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
         return record(self.graph, "add", (a, b), self.like(a), lambda g, _: (g, g))
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """residual + dropout(x + bias), which keeps a byte for each element."""
         graph, shape = self.graph, x.shape
-        drops = self.how.hidden_dropout > 0
-        mask = [self.mask_of(x)] if drops else []
+        drops = self.rank_choices.hidden_dropout > 0
+        mask = [self.dropout_mask(x)] if drops else []
         out = self.like(x)
         ins = [x, residual, *([] if bias is None else [bias])]
-        small = None if bias is None else bias.shape
+        bias_shape = None if bias is None else bias.shape
 
-        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            of_x = graph.new(shape, g.dtype) if drops else g
-            return [of_x, g, *([] if small is None else [graph.new(small, g.dtype)])]
+        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            x_gradient = graph.new(shape, g.dtype) if drops else g
+            return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
 
         self.node("bias_dropout_add", ins, [out], back, *mask)
         return out

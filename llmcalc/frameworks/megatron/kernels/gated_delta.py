@@ -30,49 +30,49 @@ class DeltaKernels(MambaKernels):
     """A mixer as one: six projections of its input are one product."""
 
     def whole(self, scope: Scope) -> Callable[[], None] | None:
-        found = [item for item in scope.items if isinstance(item, Alternatives)]
-        cores = [step for item in found for step in next(iter(item.branches.values())).steps()]
+        forms = [item for item in scope.items if isinstance(item, Alternatives)]
+        cores = [step for item in forms for step in next(iter(item.branches.values())).steps()]
         core = next((step for step in cores if isinstance(step.op, DeltaRule) and not step.op.by_channel), None)
         if core is None:
             return super().whole(scope)
-        if self.how.context > 1:
+        if self.rank_choices.context > 1:
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
-        return lambda: self._delta(scope, core)
+        return lambda: self._run_delta_mixer(scope, core)
 
-    def _delta(self, scope: Scope, core: Step) -> None:
+    def _run_delta_mixer(self, scope: Scope, core: Step) -> None:
         """GatedDeltaNet.forward."""
         t, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
         widths = [steps[name].outs[0].width for name in PROJECTIONS]
         first = steps[PROJECTIONS[0]]
-        given = first.ins[0]
-        x = self.get(given)
-        self.forget(given.storage)
-        made = self.column(first, x, sum(widths[1:], widths[0]))
+        input_value = first.ins[0]
+        x = self.get(input_value)
+        self.forget(input_value.storage)
+        product = self.column_linear(first, x, sum(widths[1:], widths[0]))
         del x
-        tokens = made.shape[0] // batch
-        qkvzba = t.transpose(t.reshape(made, (tokens, batch, made.shape[1])), 0, 1)
-        del made
+        tokens = product.shape[0] // batch
+        qkvzba = t.transpose(t.reshape(product, (tokens, batch, product.shape[1])), 0, 1)
+        del product
         channels = sum(widths[1:3], widths[0])
         qkv, gate, beta, alpha = t.split(qkvzba, [channels, *widths[3:]])
         gate = t.unflatten(gate, -1, (op.heads, op.value_dim))
         kernel = steps["conv1d"].options["kernel"]
         filters = self.weight("conv1d.weight", (channels, 1, kernel))
-        if self.how.deterministic:
+        if self.rank_choices.deterministic:
             qkv = t.contiguous(t.transpose(qkv, 1, 2))
             _conv_out = t.convolution(qkv, filters, None, tokens + kernel - 1)
             qkv = t.transpose(t.function("silu", t.slice(_conv_out, tokens)), 1, 2)
         else:
             qkv = fla.causal_conv1d(t, qkv, t.reshape(filters, (channels, kernel)))
         dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
-        q, k, v, g, gate, beta_open = self._prepared(op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha)
-        rule = chunked_delta_rule if self.how.deterministic else fla.chunk_gated_delta_rule_alone
+        q, k, v, g, gate, beta_open = self._prepare_delta_inputs(op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha)
+        rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
         y = rule(t, q, k, v, g, beta_open)
         leaving = steps["o_proj"]
-        self.bind(leaving.outs[0], self.row(leaving, self._gated(steps["norm"], op, y, gate)))
+        self.bind(leaving.outs[0], self.row_linear(leaving, self._gated_norm(steps["norm"], op, y, gate)))
 
-    def _prepared(
+    def _prepare_delta_inputs(
         self,
         op: DeltaRule,
         key_width: Number,
@@ -98,25 +98,25 @@ class DeltaKernels(MambaKernels):
         out_gate = graph.new((*by_head, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def back(kept: list[Tensor | None], came: list[Gradient], needs: Needs) -> Sequence[Gradient]:
-            of_units = graph.new(of_unit, BFLOAT16)
-            of_queries = graph.new(of_unit, BFLOAT16)
-            del of_units
-            made = [graph.new(shape, BFLOAT16) for shape in shapes]
-            del of_queries
-            return made
+        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+            unit_gradients = graph.new(of_unit, BFLOAT16)
+            query_gradients = graph.new(of_unit, BFLOAT16)
+            del unit_gradients
+            input_gradients = [graph.new(shape, BFLOAT16) for shape in shapes]
+            del query_gradients
+            return input_gradients
 
         outs = (q, k, v, decay, out_gate, opened)
         ins = (qkv, gate, a_log, dt_bias, beta, alpha)
         self.node("prepare_input_for_gated_delta_rule", ins, outs, back, unit, lengths, alpha, opened)
         return outs
 
-    def _gated(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """_gated_norm_and_a2a: norm(y) · silu(gate), with the tokens before the batch again."""
         t, (batch, tokens) = self.t, y.shape[:2]
         flat = (batch * tokens * op.heads, op.value_dim)
-        normed = self.normed(t.reshape(y, flat), norm, self.module_path(), flat[0])
-        out = self.opened(normed, t.reshape(gate, flat))
+        normed = self.norm(t.reshape(y, flat), norm, self.module_path(), flat[0])
+        out = self.times_gate(normed, t.reshape(gate, flat))
         del normed
         out = t.reshape(out, (batch, tokens, op.heads * op.value_dim))
         out = t.contiguous(t.transpose(out, 0, 1))
@@ -165,10 +165,10 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
         v_new = t.sub(v_i, v_prime)
         attn_inter = t.matmul(t.mul(q_i, t.exp(t.unsqueeze(t.select(g, 2), -1))), state)
         out = t.written(out, t.add(attn_inter, t.matmul(attn, v_new)))
-        kept = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
-        left = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
-        state = t.add(kept, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(left, -1)), -1, -2), v_new))
-        del kept, left
+        decayed_state = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
+        remaining_decay = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
+        state = t.add(decayed_state, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(remaining_decay, -1)), -1, -2), v_new))
+        del decayed_state, remaining_decay
     del state
     out = t.slice(t.flatten(out, 2, 3), tokens, 2)
     return t.to(t.contiguous(t.transpose(out, 1, 2)), q.dtype)
@@ -180,9 +180,9 @@ def cumsum(t: Aten, x: Tensor) -> Tensor:
     def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
         flipped = t.like(g)
         sums = t.like(flipped)
-        made = t.like(sums)
+        gradient = t.like(sums)
         del flipped, sums
-        return (made,)
+        return (gradient,)
 
     return record(t.graph, "cumsum", (x,), t.like(x), back)
 
@@ -194,5 +194,5 @@ def tril(t: Aten, x: Tensor) -> Tensor:
 
 def filled(t: Aten, x: Tensor, mask: Tensor) -> Tensor:
     """Fills in place where a mask says, which is kept; the gradient is a filled copy."""
-    made = Tensor(x.shape, x.dtype, x.storage, x.strides)
-    return record(t.graph, "masked_fill_", (x,), made, lambda g, _, mask: (t.like(g),), mask)
+    out = Tensor(x.shape, x.dtype, x.storage, x.strides)
+    return record(t.graph, "masked_fill_", (x,), out, lambda g, _, mask: (t.like(g),), mask)

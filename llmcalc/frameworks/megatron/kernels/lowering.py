@@ -65,14 +65,14 @@ class Parameter(NamedTuple):
         return size
 
 
-class Apart(NoMeter):
+class UncountedMeter(NoMeter):
     """Counts nothing: for weights, which are parts of buffers that are counted as a whole."""
 
     def allocate(self, size: Number) -> Any:
         return Block(size, "weights")
 
 
-class Held:
+class PersistentTensors:
     """What a rank keeps from its first use on: workspaces, the buffer that gathered tensors share, and the tensors
     that stand for gradients of weights which products have added to the main gradients.
 
@@ -84,81 +84,81 @@ class Held:
     narrow: weight → its elements in 8 bits, and what belongs to them.
     """
 
-    def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
-        self.meter, self.cublas, self.engine = meter, cublas, engine
+    def __init__(self, meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
+        self.meter, self.cublas_bytes, self.engine_bytes = meter, cublas_bytes, engine_bytes
         self.workspaces: dict[str, Storage] = {}
-        self.buffer: Storage | None = None
-        self.further_buffers: dict[str, Storage] = {}
-        self.deferred: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self.entered: Tensor | None = None
+        self.gather_buffer: Storage | None = None
+        self.drain_buffers: dict[str, Storage] = {}
+        self.deferred_gradients: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.entry_of_chunk: Tensor | None = None
         self.dummies: dict[Shape, Tensor] = {}
-        self.named: dict[Any, list[Tensor]] = {}
-        self.narrow: dict[int, list[Storage]] = {}
+        self.module_tensors: dict[Any, list[Tensor]] = {}
+        self.quantized_weights: dict[int, list[Storage]] = {}
 
-    def product(self, thread: str) -> None:
+    def use_torch_workspace(self, thread: str) -> None:
         """A product of torch runs on that thread."""
-        self._take(f"cuBLAS, {thread}", self.cublas)
+        self._keep_workspace(f"cuBLAS, {thread}", self.cublas_bytes)
 
-    def engine_product(self) -> None:
+    def use_engine_workspace(self) -> None:
         """A product of Transformer Engine runs."""
-        self._take("Transformer Engine", self.engine)
+        self._keep_workspace("Transformer Engine", self.engine_bytes)
 
-    def overlapped_product(self) -> None:
+    def use_overlap_workspaces(self) -> None:
         """A product of Transformer Engine overlaps with communication, on three streams (`_NUM_MAX_UB_STREAMS`)."""
-        self._take("Transformer Engine, overlapped", 3 * self.engine)
+        self._keep_workspace("Transformer Engine, overlapped", 3 * self.engine_bytes)
 
-    def grouped_product(self) -> None:
+    def use_grouped_workspaces(self) -> None:
         """A grouped product of Transformer Engine runs, which uses four streams (`get_num_compute_streams`)."""
         for stream in range(4):
-            self._take(f"Transformer Engine, stream {stream}", self.engine)
+            self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _take(self, name: str, size: int) -> None:
+    def _keep_workspace(self, name: str, size: int) -> None:
         if size and name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, size)
 
-    def gathered(self, size: Number) -> None:
+    def grow_gather_buffer(self, size: Number) -> None:
         """The shared buffer is asked for that many bytes: it grows, and never shrinks (`GlobalMemoryBuffer`)."""
-        if self.buffer is None or self.buffer.bytes < size:
+        if self.gather_buffer is None or self.gather_buffer.bytes < size:
             with counted_as(self.meter, "communication"):
-                self.buffer = Storage(self.meter, size)
+                self.gather_buffer = Storage(self.meter, size)
 
-    def defers(self, limit: int | None) -> bool:
+    def defers_gradient(self, limit: int | None) -> bool:
         """Whether another gradient of the output layer's weight waits for the end of the step."""
-        return limit is not None and (limit == 0 or len(self.deferred) < limit)
+        return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
         """Computes what waited (core/utils.py, `drain_embedding_wgrad_compute`). ranks: over which tokens are divided,
         1 if they are not; inputs are gathered in two buffers in turn.
         """
-        for i in range(len(self.deferred)):
-            read, given, _ = self.deferred.pop(0)
-            name, size = f"mpu_{i % 2}", read.bytes * ranks
-            if ranks > 1 and name not in self.further_buffers:
+        for i in range(len(self.deferred_gradients)):
+            layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
+            name, size = f"mpu_{i % 2}", layer_input.bytes * ranks
+            if ranks > 1 and name not in self.drain_buffers:
                 with counted_as(self.meter, "communication"):
-                    self.further_buffers[name] = Storage(self.meter, size)
-            del read, given
+                    self.drain_buffers[name] = Storage(self.meter, size)
+            del layer_input, output_gradient
 
-    def mask(self, tokens: Number) -> None:
+    def keep_causal_mask(self, tokens: Number) -> None:
         """The causal mask of so many tokens, which stays."""
         name = f"mask of {tokens}"
         if name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, tokens * tokens)
 
-    def narrowed(self, weight: Tensor, sizes: Sequence[int]) -> None:
+    def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
         """A weight is multiplied in 8 bits: what is kept for that, of so many bytes each."""
-        if id(weight) not in self.narrow:
+        if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
-                self.narrow[id(weight)] = [Storage(self.meter, size) for size in sizes]
+                self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
-    def dummy(self, weight: Tensor, graph: Graph) -> Tensor:
+    def dummy_gradient(self, weight: Tensor, graph: Graph) -> Tensor:
         """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""
-        found = self.dummies.get(weight.shape)
-        if found is None:
+        gradient = self.dummies.get(weight.shape)
+        if gradient is None:
             with counted_as(self.meter, "gradients"):
-                found = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
-        return found
+                gradient = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
+        return gradient
 
 
 class RankKernels(Lowering):
@@ -167,51 +167,58 @@ class RankKernels(Lowering):
     how: the kernels. held: what stays. made: the parameters, in the order in which the framework makes them.
     """
 
-    def __init__(self, graph: Graph, run_config: RunConfig, how: RankChoices, held: Held) -> None:
+    def __init__(
+        self, graph: Graph, run_config: RunConfig, rank_choices: RankChoices, persistent: PersistentTensors
+    ) -> None:
         super().__init__(graph, run_config, BFLOAT16)
-        self.how, self.stays = how, held
-        self.made: list[Parameter] = []
-        self.role, self.of_expert = "", False
+        self.rank_choices, self.persistent = rank_choices, persistent
+        self.ordered_parameters: list[Parameter] = []
+        self.role, self.in_expert = "", False
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
-        self.within: dict[int, Scope] = {}
-        self.pending: dict[int, Tensor] = {}
-        self.waiting: dict[int, tuple[Step, Path]] = {}
-        self.drops: set[int] = set()
-        self.entered = False
-        self.held_bias: Tensor | None = None
+        self.module_of_step: dict[int, Scope] = {}
+        self.pending_outputs: dict[int, Tensor] = {}
+        self.waiting_norms: dict[int, tuple[Step, Path]] = {}
+        self.dropout_outputs: set[int] = set()
+        self.has_entry = False
+        self.activation_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1
-        self.tokens: Number = 0
-        self.handle: list[Tensor] = []
-        self.last_made: list[Parameter] = []
-        self.siblings: dict[int, tuple[Value, ...]] = {}
-        self.nothing = Storage(NoMeter(), 0)
+        self.dispatched_tokens: Number = 0
+        self.dispatch_handle: list[Tensor] = []
+        self.later_parameters: list[Parameter] = []
+        self.split_parts: dict[int, tuple[Value, ...]] = {}
+        self.empty_storage = Storage(NoMeter(), 0)
 
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """All parameters, without anything that is metered."""
-        dry = type(self)(Graph(NoMeter()), self.run_config, self.how, Held(NoMeter()))
-        dry.graph.enabled, dry.include, dry.below = False, self.include, self.below
-        given = None
+        unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
+        unmetered.graph.enabled, unmetered.include, unmetered.below = False, self.include, self.below
+        entry_tensor = None
         entry = program.entry
         if entry is not None:
-            given = dry.graph.new((self.local(self.rows(entry)), entry.width), BFLOAT16)
-        dry.run_rank(program, given)
-        self.weights.update(dry.weights)
-        tables = [one for one in dry.made if one.role in TABLES]  # the embedding is made before the layers
-        self.made = [*tables, *(one for one in dry.made if one.role not in TABLES)]
-        return self.made
+            entry_tensor = unmetered.graph.new((self.local_rows(self.rows(entry)), entry.width), BFLOAT16)
+        unmetered.run_rank(program, entry_tensor)
+        self.weights.update(unmetered.weights)
+        tables = [
+            parameter for parameter in unmetered.ordered_parameters if parameter.role in TABLES
+        ]  # the embedding is made before the layers
+        self.ordered_parameters = [
+            *tables,
+            *(parameter for parameter in unmetered.ordered_parameters if parameter.role not in TABLES),
+        ]
+        return self.ordered_parameters
 
-    def run_rank(self, program: Flow, given: Tensor | None) -> Tensor:
+    def run_rank(self, program: Flow, entry_tensor: Tensor | None) -> Tensor:
         """Runs a program whose first value may come from another rank."""
-        self.pending = {}
+        self.pending_outputs = {}
         if not self.readers:
             self._look_for_readers(program.root, program.root)
-        self.entered = program.entry is not None
-        if given is not None:
-            self.given[ENTRY] = given
-        del given
+        self.has_entry = program.entry is not None
+        if entry_tensor is not None:
+            self.given[ENTRY] = entry_tensor
+        del entry_tensor
         return self.run(program)
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
@@ -221,7 +228,7 @@ class RankKernels(Lowering):
             elif isinstance(item, Scope):
                 self._look_for_readers(item, item)
             else:
-                self.within[id(item)] = module
+                self.module_of_step[id(item)] = module
                 for value in item.ins:
                     if item.verb not in ("hold", "keep", "cache", "mask"):
                         self.readers.setdefault(id(value.storage), []).append((item, module))
@@ -232,25 +239,25 @@ class RankKernels(Lowering):
         """The rows of a micro-batch on this rank, before tensor parallelism."""
         return self.run_config.rows(value.rows)
 
-    def local(self, rows: Number) -> Number:
+    def local_rows(self, rows: Number) -> Number:
         """How many of them are here where they are divided by tokens."""
-        return rows // self.how.tensor if self.how.sequence_parallel else rows
+        return rows // self.rank_choices.tensor if self.rank_choices.sequence_parallel else rows
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if key not in self.weights:
-            self.weights[key] = made = empty(Apart(), shape, BFLOAT16, leaf=True)
-            narrow = self.how.narrow_weights and self.is_narrow and len(shape) == 2 and self.role in PRODUCTS
-            self.made.append(Parameter(key, made, self.of_expert, self.role, narrow))
+            self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=True)
+            narrow = self.rank_choices.narrow_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, narrow))
         return self.weights[key]
 
     @property
-    def is_narrow(self) -> bool:
+    def runs_in_fp8(self) -> bool:
         """Whether the layer that runs multiplies in 8 bits."""
         return False
 
-    def named(self, role: str, make: Callable[[], Tensor]) -> Tensor:
+    def with_role(self, role: str, make: Callable[[], Tensor]) -> Tensor:
         """A parameter with that role."""
         before, self.role = self.role, role
         try:
@@ -262,11 +269,11 @@ class RankKernels(Lowering):
         """Runs a module; a network of a layer may run again by itself in the backward pass."""
         scope = frame.scope
         reads, gives = scope.reads, scope.gives
-        again = scope.about.get("kind") in self.how.recompute_kinds and frame.turn is None
-        if not again or reads is None or gives is None:
+        is_recomputed = scope.about.get("kind") in self.rank_choices.recompute_kinds and frame.turn is None
+        if not is_recomputed or reads is None or gives is None:
             super().module(frame)
             return
-        above = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames]
+        above = [Frame(outer.scope, turn=outer.turn, owner=outer.owner) for outer in self.frames]
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo
@@ -277,7 +284,7 @@ class RankKernels(Lowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = before
 
-        out = self.rerun(run, [self.get(reads)])
+        out = self.checkpoint(run, [self.get(reads)])
         if self.last.get(id(reads.storage)) in {id(step) for step in scope.steps()}:
             self.forget(reads.storage)
         self.bind(gives, out)
@@ -286,22 +293,22 @@ class RankKernels(Lowering):
         """Modules are not always made in the order in which they run: in attention the output projection is made first,
         in a mixture of experts the shared ones last, and a pooler after the head, its scores before its vector.
         """
-        start, scope = len(self.made), frame.scope
+        start, scope = len(self.ordered_parameters), frame.scope
         super()._module(frame)
-        own = self.made[start:]
+        parameters = self.ordered_parameters[start:]
         kind = scope.about.get("kind")
-        if any(step.verb == "attention" for step in direct(scope)):
-            self.made[start:] = sorted(own, key=lambda one: one.role != "row")
+        if any(step.verb == "attention" for step in direct_steps(scope)):
+            self.ordered_parameters[start:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
         elif kind == "shared_expert":
-            self.last_made += own
-            del self.made[start:]
+            self.later_parameters += parameters
+            del self.ordered_parameters[start:]
         elif kind == "pooler":
-            pairs = [own[i : i + 2] for i in range(0, len(own), 2)]  # a weight and a bias
-            self.last_made = [one for pair in reversed(pairs) for one in pair]
-            del self.made[start:]
+            pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
+            self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
+            del self.ordered_parameters[start:]
         elif kind in ("experts", "lm_head") and scope.reads is not None:
-            self.made += self.last_made
-            self.last_made = []
+            self.ordered_parameters += self.later_parameters
+            self.later_parameters = []
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -316,13 +323,13 @@ class RankKernels(Lowering):
         graph = self.graph
         if not recorded(graph, ins):
             return
-        kept: list[Tensor | None] = [graph.keep(one).unpack() for one in saves]
+        saved_tensors: list[Tensor | None] = [graph.keep(tensor).unpack() for tensor in saves]
         if len(outs) == 1:
-            record(graph, name, ins, outs[0], lambda came, needs: back(kept, came, needs))
+            record(graph, name, ins, outs[0], lambda gradients, needs: back(saved_tensors, gradients, needs))
         else:
-            record_all(graph, name, ins, outs, lambda came, needs: back(kept, came, needs))
+            record_all(graph, name, ins, outs, lambda gradients, needs: back(saved_tensors, gradients, needs))
 
-    def rerun(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def checkpoint(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a part whose arguments alone are kept; the backward pass runs it again, and its backward pass inside
         (core/tensor_parallel/random.py, `CheckpointFunction`).
         """
@@ -330,46 +337,50 @@ class RankKernels(Lowering):
         if not recorded(graph, arguments):
             return run(arguments)
 
-        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            found: dict[int, Tensor] = {}
+        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            argument_gradients: dict[int, Tensor] = {}
 
             def read(i: int) -> Tensor:
-                kept_one = kept[i]
-                assert kept_one is not None
-                one = kept_one.detached()
+                saved = saved_tensors[i]
+                assert saved is not None
+                argument = saved.detached()
 
                 def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
-                    found[i] = g
+                    argument_gradients[i] = g
                     return (None,)
 
-                one.node = Node(graph, "argument", (empty(Apart(), (), BFLOAT16, leaf=True),), arrived)
-                return one
+                argument.node = Node(graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), arrived)
+                return argument
 
             enabled, graph.enabled = graph.enabled, True
             place = graph.meter.place
-            out = run([read(i) for i in range(len(kept))])
+            out = run([read(i) for i in range(len(saved_tensors))])
             backward(graph, out, g)
             graph.enabled, graph.meter.place = enabled, place
-            return [found.get(i) for i in range(len(kept))]
+            return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with graph.no_grad():
             out = run(arguments)
         self.node("checkpoint", arguments, [out], back, *arguments)
         return out
 
-    def copied(self, x: Tensor) -> Tensor:
+    def dense_copy(self, x: Tensor) -> Tensor:
         """A dense copy."""
         out = self.graph.new(x.shape, x.dtype)
         return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
 
-    def dense(self, x: Tensor) -> Tensor:
-        return x if x.is_contiguous else self.copied(x)
+    def contiguous(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
         """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
-        return self.stays.dummy(weight, self.graph) if self.how.accumulates else self.graph.new(weight.shape, BFLOAT16)
+        return (
+            self.persistent.dummy_gradient(weight, self.graph)
+            if self.rank_choices.accumulates
+            else self.graph.new(weight.shape, BFLOAT16)
+        )
 
-    def mask_of(self, x: Tensor) -> Tensor:
+    def dropout_mask(self, x: Tensor) -> Tensor:
         """Which elements a dropout keeps, a byte each."""
         return self.graph.new(x.shape, BOOL)
 
@@ -380,10 +391,10 @@ class RankKernels(Lowering):
         return extent(shape)
 
 
-def direct(scope: Scope) -> Iterator[Step]:
+def direct_steps(scope: Scope) -> Iterator[Step]:
     """The steps of a module itself, in the first of its forms."""
     for item in scope.items:
         if isinstance(item, Step):
             yield item
         elif isinstance(item, Alternatives):
-            yield from direct(next(iter(item.branches.values())))
+            yield from direct_steps(next(iter(item.branches.values())))

@@ -25,7 +25,7 @@ class LatentKernels(ExpertKernels):
             for out, part in zip(step.outs, self.split_along(x, [out.width for out in step.outs]), strict=True):
                 self.bind(out, part)
             return
-        self.siblings[id(step.ins[0])] = step.outs
+        self.split_parts[id(step.ins[0])] = step.outs
         for out in step.outs:
             self.bind(out, x)
 
@@ -34,19 +34,19 @@ class LatentKernels(ExpertKernels):
         if value.of is None:
             super().do_rope(step)
         elif len(value.axes) == 1:
-            self.bind(step.outs[0], self._of_all_heads(self.get(value)))
+            self.bind(step.outs[0], self._gather_shared_key(self.get(value)))
         else:
             self.bind(step.outs[0], self.get(value))  # in place, or by what joins the parts
 
-    def _of_all_heads(self, x: Tensor) -> Tensor:
+    def _gather_shared_key(self, x: Tensor) -> Tensor:
         """The part of a key that all heads share, whose tokens every rank of a tensor group needs."""
-        how, graph, (rows, width) = self.how, self.graph, x.shape
-        if how.sequence_parallel:
-            own = x.shape
-            made = self.new(rows * how.tensor, width)
-            x = record(graph, "gather", (x,), made, lambda g, _: (graph.new(own, g.dtype),))
-            del made
-        if how.mla_fusion:
+        choices, graph, (rows, width) = self.rank_choices, self.graph, x.shape
+        if choices.sequence_parallel:
+            local_shape = x.shape
+            gathered = self.new(rows * choices.tensor, width)
+            x = record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
+            del gathered
+        if choices.mla_fusion:
             return x
         shape = x.shape
         return record(graph, "rope", (x,), self.new(*shape), lambda g, _: (graph.new(shape, g.dtype),))
@@ -57,14 +57,14 @@ class LatentKernels(ExpertKernels):
         first, second = step.ins
         x, y = self.get(first), self.get(second)
         if x is y:
-            self.bind(step.outs[0], self._turned_query(x))
+            self.bind(step.outs[0], self._rotate_query(x))
             return
         if len(step.outs[0].axes) == 1:
             self.bind(step.outs[0], self.t.cat([x, y]))
             return
-        if first.of is None or id(first.of) not in self.siblings:
+        if first.of is None or id(first.of) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", step.name)
-        rest = [out for out in self.siblings.pop(id(first.of)) if out is not first]
+        rest = [out for out in self.split_parts.pop(id(first.of)) if out is not first]
         key, value = self._key_and_value(x, y, step.outs[0], rest[0])
         del x, y
         self.forget(first.of.storage)
@@ -72,9 +72,9 @@ class LatentKernels(ExpertKernels):
             self.bind(out, value)
         self.bind(step.outs[0], key)
 
-    def _turned_query(self, x: Tensor) -> Tensor:
+    def _rotate_query(self, x: Tensor) -> Tensor:
         """The rotation of a part of each head, in place by one kernel; otherwise a copy with the turned part."""
-        if self.how.mla_fusion:
+        if self.rank_choices.mla_fusion:
             return x
         graph, shape = self.graph, x.shape
         return record(graph, "cat", (x,), graph.new(shape, BFLOAT16), lambda g, _: (graph.new(shape, g.dtype),))
@@ -82,10 +82,10 @@ class LatentKernels(ExpertKernels):
     def _key_and_value(self, x: Tensor, shared: Tensor, key: Value, value: Value) -> tuple[Tensor, Tensor]:
         """Keys with the part that all heads share, and values, of one product."""
         graph, rows, shapes = self.graph, x.shape[0], (x.shape, shared.shape)
-        made = self.new(rows, key.width), self.new(rows, value.width)
+        outs = self.new(rows, key.width), self.new(rows, value.width)
 
-        def back(kept: list[Tensor | None], came: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, BFLOAT16) for shape in shapes]
 
-        self.node("key_and_value", (x, shared), made, back)
-        return made
+        self.node("key_and_value", (x, shared), outs, back)
+        return outs

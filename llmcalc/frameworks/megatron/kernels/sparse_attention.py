@@ -28,22 +28,22 @@ class SparseKernels(NarrowKernels):
     """Latent attention with an indexer, as one module."""
 
     def whole(self, scope: Scope) -> Callable[[], None] | None:
-        found = next((item for item in scope.items if isinstance(item, Scope) and item.name == "indexer"), None)
-        if found is None:
+        indexer = next((item for item in scope.items if isinstance(item, Scope) and item.name == "indexer"), None)
+        if indexer is None:
             return super().whole(scope)
-        if self.how.context > 1:
+        if self.rank_choices.context > 1:
             raise self.unsupported("no kernels for an indexer over several ranks of a sequence; expected no --cp")
-        return lambda: self._latents(scope, found)
+        return lambda: self._run_absorbed_attention(scope, indexer)
 
-    def _latents(self, scope: Scope, indexer: Scope) -> None:
+    def _run_absorbed_attention(self, scope: Scope, indexer: Scope) -> None:
         """AbsorbedMLASelfAttention.forward."""
         t, steps = self.t, {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
         if "q_a_proj" not in steps:
             raise self.unsupported("no kernels for an indexer of attention without latents")
-        down, up, both, leaving = (steps[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj"))
+        down, up, kv_down, leaving = (steps[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj"))
         branches = next(item for item in scope.items if isinstance(item, Alternatives))
         expand = next(step for step in branches.branches["expanded"].steps() if step.name == "kv_b_proj")
-        beside = both.outs[0].axes[0]
+        beside = kv_down.outs[0].axes[0]
         assert isinstance(beside, Beside)
         latent, rope = (part[0].size for part in beside.parts)
         heads = up.outs[0].axes[0].size
@@ -51,40 +51,42 @@ class SparseKernels(NarrowKernels):
         size = exact_div(expand.outs[0].width, heads) - nope
         x = self.get(down.ins[0])
         self.forget(down.ins[0].storage)
-        small = self.plain(down, x)
-        joined = self.plain(both, x)
+        query_latent = self.undivided_linear(down, x)
+        joined = self.undivided_linear(kv_down, x)
         c, k_rope = t.split(joined, [latent, rope])
         del joined
-        k_rope = self._gathered_rows_of(k_rope)
+        k_rope = self._all_gather_rows(k_rope)
         for name in ("q_a_norm", "kv_a_norm"):
             if name in steps:
-                kept = self.normed(small if name == "q_a_norm" else c, steps[name], self.module_path(), c.shape[0])
-                small, c = (kept, c) if name == "q_a_norm" else (small, kept)
-                del kept
-        c = self._gathered_rows_of(c)
-        q = self.column(up, small, up.outs[0].width)
+                normed = self.norm(
+                    query_latent if name == "q_a_norm" else c, steps[name], self.module_path(), c.shape[0]
+                )
+                query_latent, c = (normed, c) if name == "q_a_norm" else (query_latent, normed)
+                del normed
+        c = self._all_gather_rows(c)
+        q = self.column_linear(up, query_latent, up.outs[0].width)
         rows, batch = q.shape[0], self.run_config.batch
         shape = (exact_div(rows, batch), batch)
-        expanding = self.named("column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + size), latent)))
-        query, key = self._absorbed(q, c, k_rope, expanding, (heads, nope, rope, size), shape)
+        expanding = self.with_role("column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + size), latent)))
+        query, key = self._absorb_projections(q, c, k_rope, expanding, (heads, nope, rope, size), shape)
         del q, c, k_rope
         by_head = t.unflatten(expanding, 0, (heads, nope + size))
         values = t.contiguous(t.slice(by_head, size, 1))
-        y = self._attended_sparsely(indexer, x, small, query, key, values, shape)
-        del query, key, values, by_head, expanding, x, small
-        self.bind(leaving.outs[0], self.row(leaving, y))
+        y = self._sparse_attention(indexer, x, query_latent, query, key, values, shape)
+        del query, key, values, by_head, expanding, x, query_latent
+        self.bind(leaving.outs[0], self.row_linear(leaving, y))
 
-    def _gathered_rows_of(self, x: Tensor) -> Tensor:
+    def _all_gather_rows(self, x: Tensor) -> Tensor:
         """The rows of all ranks of a tensor group, where they are divided."""
-        if not self.how.sequence_parallel:
+        if not self.rank_choices.sequence_parallel:
             return x
-        graph, own = self.graph, x.shape
-        made = self.new(own[0] * self.how.tensor, own[1])
-        dense = graph.new(own, x.dtype) if not x.is_contiguous else None
+        graph, local_shape = self.graph, x.shape
+        gathered = self.new(local_shape[0] * self.rank_choices.tensor, local_shape[1])
+        dense = graph.new(local_shape, x.dtype) if not x.is_contiguous else None
         del dense
-        return record(graph, "gather", (x,), made, lambda g, _: (graph.new(own, g.dtype),))
+        return record(graph, "gather", (x,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
 
-    def _absorbed(
+    def _absorb_projections(
         self,
         q: Tensor,
         c: Tensor,
@@ -101,15 +103,15 @@ class SparseKernels(NarrowKernels):
         flat = t.permute(t.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
         absorbed = t.permute(t.bmm(flat, keys), (1, 0, 2))
         absorbed = t.reshape(t.contiguous(absorbed), (*rows, heads, keys.shape[-1]))
-        q_rope = self.rotated(q_rope)
-        k_rope = self.rotated(t.reshape(k_rope, (*rows, 1, rope)))
+        q_rope = self.rotate(q_rope)
+        k_rope = self.rotate(t.reshape(k_rope, (*rows, 1, rope)))
         return t.cat([absorbed, q_rope]), t.cat([t.reshape(c, (*rows, 1, c.shape[1])), k_rope])
 
-    def _attended_sparsely(
+    def _sparse_attention(
         self,
         indexer: Scope,
         x: Tensor,
-        small: Tensor,
+        query_latent: Tensor,
         query: Tensor,
         key: Tensor,
         values: Tensor,
@@ -117,26 +119,26 @@ class SparseKernels(NarrowKernels):
     ) -> Tensor:
         """DSAttention.forward. Nothing of the indexer's gradients reaches what it reads."""
         t, graph = self.t, self.graph
-        read, small = x.detached(), small.detached()
+        read, query_latent = x.detached(), query_latent.detached()
         starts, ends = graph.new((rows[0],), INT64), graph.new((rows[0],), INT64)
         selects = next(step for step in indexer.steps() if step.verb == "select")
         top_k = selects.options["top_k"]
         loss: Tensor | None = None
-        if self.how.indexer_loss:
-            q, k, weights = self._indexed(indexer, read, small, rows)
+        if self.rank_choices.indexer_loss:
+            q, k, weights = self._run_indexer(indexer, read, query_latent, rows)
             chosen, loss = indexer_loss(t, q, weights, k, query.detached(), key.detached(), top_k)
         else:
             with graph.no_grad():
-                q, k, weights = self._indexed(indexer, read, small, rows)
+                q, k, weights = self._run_indexer(indexer, read, query_latent, rows)
                 scores, chosen = selected(t, q, k, weights, top_k)
                 del scores
         y = absorbed_attention(t, query, key, chosen, values.shape[-1])
         y = t.permute(t.bmm(self._by_head(y), t.transpose(values, 1, 2)), (1, 0, 2))
         y = t.reshape(t.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
         if loss is not None:
-            made = Tensor(y.shape, y.dtype, y.storage, y.strides)
+            out = Tensor(y.shape, y.dtype, y.storage, y.strides)
             y = record(
-                graph, "indexer_loss_scaler", (y, loss), made, lambda g, _, one: (g, graph.new((), FLOAT32)), loss
+                graph, "indexer_loss_scaler", (y, loss), out, lambda g, _, saved_loss: (g, graph.new((), FLOAT32)), loss
             )
         del starts, ends, q, k, weights
         return y
@@ -146,7 +148,7 @@ class SparseKernels(NarrowKernels):
         tokens, batch, heads, width = y.shape
         return self.t.permute(self.t.reshape(y, (tokens * batch, heads, width)), (1, 0, 2))
 
-    def _indexed(
+    def _run_indexer(
         self, scope: Scope, x: Tensor, small: Tensor, rows: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """DSAIndexer.forward_before_topk: queries, keys and the weight of each head."""
@@ -155,35 +157,35 @@ class SparseKernels(NarrowKernels):
         turned = steps["k_norm"].outs[0]
         rope = next(step for step in scope.items if isinstance(step, Step) and step.verb == "rope")
         rotary = rope.options["spec"].rotary_size(dim)
-        x, small = self._gathered_rows_of(x), self._gathered_rows_of(small)
-        q = t.reshape(self._duplicated(steps["q_proj"], small), (*rows, heads, dim))
-        q = self._partly_rotated(q, rotary)
-        k = self._duplicated(steps["k_proj"], x)
-        k = self.normed(k, steps["k_norm"], self.module_path(), k.shape[0])
-        k = self._partly_rotated(t.reshape(k, (*rows, 1, turned.width)), rotary)
+        x, small = self._all_gather_rows(x), self._all_gather_rows(small)
+        q = t.reshape(self._undivided_indexer_linear(steps["q_proj"], small), (*rows, heads, dim))
+        q = self._rotate_part(q, rotary)
+        k = self._undivided_indexer_linear(steps["k_proj"], x)
+        k = self.norm(k, steps["k_norm"], self.module_path(), k.shape[0])
+        k = self._rotate_part(t.reshape(k, (*rows, 1, turned.width)), rotary)
         k = t.reshape(k, (*rows, turned.width))
-        q, k = self._hadamard(q), self._hadamard(k)
-        weights = t.scale(t.scale(self._duplicated(steps["weights_proj"], x)))
+        q, k = self._rotate_activation(q), self._rotate_activation(k)
+        weights = t.scale(t.scale(self._undivided_indexer_linear(steps["weights_proj"], x)))
         return q, k, t.reshape(weights, (*rows, heads))
 
-    def _partly_rotated(self, x: Tensor, rotary: Number) -> Tensor:
+    def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
         turned, rest = self.t.split(x, [rotary, x.shape[-1] - rotary])
-        turned = self.rotated(turned)
+        turned = self.rotate(turned)
         return self.t.cat([turned, rest])
 
-    def _hadamard(self, x: Tensor) -> Tensor:
+    def _rotate_activation(self, x: Tensor) -> Tensor:
         """rotate_activation, which keeps nothing."""
         graph, shape = self.graph, x.shape
         return record(graph, "hadamard", (x,), graph.new(shape, x.dtype), lambda g, _: (graph.new(shape, g.dtype),))
 
-    def _duplicated(self, step: Step, x: Tensor) -> Tensor:
+    def _undivided_indexer_linear(self, step: Step, x: Tensor) -> Tensor:
         """A product that every rank computes whole, of an input without gradient."""
-        weight, _ = self.weights_of(step, step.outs[0].width, "matrix")
-        self.stays.engine_product()
+        weight, _ = self.linear_weights(step, step.outs[0].width, "matrix")
+        self.persistent.use_engine_workspace()
         out = self.new(x.shape[0], weight.shape[0])
 
-        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            self.stays.engine_product()
+        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
         self.node("linear", (x, weight), [out], back, x)
@@ -254,14 +256,14 @@ def shares(t: Aten, logits: Tensor, valid: Tensor) -> Tensor:
         others = t.new(x.shape, BOOL)
         return t.masked_fill(x, others)
 
-    kept = without(logits)
+    masked_logits = without(logits)
     _any = t.new(row, BOOL)
-    most, where = t.new(row, FLOAT32), t.new(row, INT64)
+    row_max, where = t.new(row, FLOAT32), t.new(row, INT64)
     shape = logits.shape
-    most = record(graph, "max", (kept,), most, lambda g, _, index: (graph.new(shape, g.dtype),), where)
+    row_max = record(graph, "max", (masked_logits,), row_max, lambda g, _, index: (graph.new(shape, g.dtype),), where)
     del where
-    most = record(graph, "where", (most,), t.new(row, FLOAT32), lambda g, _, c: (graph.new(row, g.dtype),), _any)
-    probs = t.exp(t.sub(kept, most))
+    row_max = record(graph, "where", (row_max,), t.new(row, FLOAT32), lambda g, _, c: (graph.new(row, g.dtype),), _any)
+    probs = t.exp(t.sub(masked_logits, row_max))
     probs = without(probs)
     probs = t.div(probs, t.clamp(t.sum(probs, keep=True)))
     return without(probs)
@@ -331,10 +333,10 @@ def _of_attention(t: Aten, query: Tensor, key: Tensor) -> Tensor:
 def _log_shares(t: Aten, scores: Tensor) -> Tensor:
     """masked_log_softmax."""
     others = t.new(scores.shape, BOOL)
-    kept = t.new(scores.shape, FLOAT32)
+    masked_scores = t.new(scores.shape, FLOAT32)
     del others
-    zeros = t.like(kept)
-    _safe = t.like(kept, zeros)
+    zeros = t.like(masked_scores)
+    _safe = t.like(masked_scores, zeros)
     del zeros
     logs = t.like(_safe)
     _others = t.new(scores.shape, BOOL)
@@ -359,17 +361,17 @@ def _indexer_gradients(
     del of_attention
     target = t.like(summed)
     del summed
-    given = t.like(t.like(of_indexer, target))
+    gradient = t.like(t.like(of_indexer, target))
     del of_indexer, target, mask
-    given = t.like(given, t.to(valid, FLOAT32))
+    gradient = t.like(gradient, t.to(valid, FLOAT32))
     del valid
-    given = t.unsqueeze(t.transpose(given, 0, 1), 2)
-    again = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
-    opened, positive = t.like(again), t.like(again, dtype=BOOL)
-    del again
-    of_weights = t.sum(t.like(given, opened), -1)
-    of_scores = t.like(given, t.unsqueeze(weights, -1))
-    del given, opened
+    gradient = t.unsqueeze(t.transpose(gradient, 0, 1), 2)
+    recomputed = einsum_of_heads(t, t.to(q, FLOAT32), t.to(k, FLOAT32))
+    activated, positive = t.like(recomputed), t.like(recomputed, dtype=BOOL)
+    del recomputed
+    of_weights = t.sum(t.like(gradient, activated), -1)
+    of_scores = t.like(gradient, t.unsqueeze(weights, -1))
+    del gradient, activated
     of_scores = t.like(of_scores, t.to(positive, FLOAT32))
     del positive
     of_q = _einsum_to_queries(t, of_scores, t.to(k, FLOAT32))
