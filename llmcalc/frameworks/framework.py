@@ -1,4 +1,4 @@
-"""The record of a framework: what llmcalc knows of it. Neutral code asks the record, and never names a framework.
+"""The record of a framework: all that llmcalc knows of it. Neutral code asks the record, and never names a framework.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOnRanks:
-    """A model's training over devices, as a framework is asked about it.
+    """A model's training over devices.
 
-    memory: the model and how it runs. layout: over the devices. version: of the framework, a date or a tag; empty for
-    the newest known. own_settings: the framework's own settings of the run, from a launch file; None without one.
+    memory: the model and its run.
+    layout: the layout over the devices.
+    version: the framework's version, a date or a tag; empty (default) for the newest known.
+    own_settings: the framework's own settings from a launch file; None (default) without one.
     """
 
     memory: Memory
     layout: Layout
     version: str = ""
     own_settings: Any = None
-    _shared: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def shared(self, runtime: Runtime) -> dict[Any, Any]:
-        """Results that ranks on an accelerator with that runtime keep for ranks that do the same."""
-        return self._shared.setdefault(runtime, {})
+    def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
+        """Recorded passes of ranks on an accelerator with that runtime, for ranks whose passes are the same."""
+        return self._recorded_ranks.setdefault(runtime, {})
 
     def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """The framework's settings of the run on an accelerator with that runtime, which are made once."""
+        """Returns the framework's settings on an accelerator with that runtime; `make` creates them once."""
         if runtime not in self._settings:
             self._settings[runtime] = make()
         return self._settings[runtime]
@@ -75,7 +77,9 @@ class FromFile:
 
 
 class EstimateErrors(NamedTuple):
-    """The largest errors of an estimate, as shares of it: how much less, and how much more, a layout may need.
+    """The largest errors of an estimate, as shares of it.
+
+    under: how much less a layout may need. over: how much more it may need.
 
     `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
     needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments.
@@ -85,11 +89,11 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """The least that a layout may need whose estimate is so many bytes."""
+        """Returns the fewest bytes that a layout with this estimate may need."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:
-        """The most that it may need."""
+        """Returns the most bytes that a layout with this estimate may need."""
         return bytes + int(self.over * bytes)
 
 
@@ -98,11 +102,11 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 
 
 def _no_check(memory: Memory, version: str) -> None:
-    """Nothing is refused before a layout is known."""
+    """Refuses nothing before a layout is known."""
 
 
 def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
-    """The document says what the settings say."""
+    """Changes nothing of the settings in the document."""
     return {}
 
 
@@ -119,12 +123,12 @@ class Framework:
     own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
         a framework whose messages all follow from placements and `gradients`.
     attention: the attention implementation that runs where none is chosen; None (default) for that of the settings.
-    world_communicators: whether NCCL communicators are those of all ranks, twice; else one for each axis of the mesh.
+    world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.
     nccl_is_known: whether the communicators are known at all; true by default.
-    document: what its documents say of a run, beside the settings.
-    check: refuses a run that it does not have on any layout.
+    document: values of a run in its JSON document that differ from the settings.
+    check: refuses a run that the framework has on no layout.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
-    implied_by: options that ask for it where no framework is named, in words, and whether a layout's options do.
+    implied_by: the options that imply it where no framework is named, in words, and a test of a layout's options.
     launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
     launch_file: the kind of launch file that is its own; None (default) for none.
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
@@ -154,9 +158,9 @@ class Framework:
     selective_recompute: str = "attention"
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
-        """The witnesses of its runs in a layout. trains: whether the run is training."""
+        """Returns the witnesses of runs in a layout. trains: whether the run is training."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
     def is_implied(self, request: LayoutRequest) -> bool:
-        """Whether a layout that names no framework asks for this one."""
+        """Whether the options of a layout that names no framework imply this one."""
         return self.implied_by is not None and self.implied_by[1](request)

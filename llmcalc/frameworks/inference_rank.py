@@ -21,27 +21,34 @@ from ..simulator.profiles.dtensor import check_divided
 from .framework import Framework
 
 NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
-"""How a rank is known that runs products on whole weights, as latent attention does."""
+"""Source of the memory of a rank that runs products on whole weights, as latent attention does."""
 
 WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for: without the buffers of an exchange"
-"""How a rank is known whose parts torch itself does not divide."""
+"""Source of the memory of a rank with parts that torch itself does not divide."""
 
 
-def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
-    """The memory of one rank. one: the whole model and how it runs.
+def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
+    """Returns the memory of one rank. whole_model: the model before it is divided, and its run.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
     check_layout(layout)
-    share = rank_model(one.spec, layout, rank)
-    return memory(share, one.settings, one.published, one.states.count.include, one.config, runtime)
+    model = rank_model(whole_model.spec, layout, rank)
+    return memory(
+        model,
+        whole_model.settings,
+        whole_model.published,
+        whole_model.states.count.include,
+        whole_model.config,
+        runtime,
+    )
 
 
-def rank_memory(found: Memory) -> DeviceMemory:
-    """What a rank holds, with its layers numbered as in the model. found: as `rank_of` gives it."""
-    share = found.spec
-    assert isinstance(share, RankModel)
-    device, start = found.device, min(share.chunks.layers, default=0)
+def rank_memory(memory: Memory) -> DeviceMemory:
+    """Returns the device memory of a rank, whose layers are numbered as in the model. memory: from `inference_rank`."""
+    model = memory.spec
+    assert isinstance(model, RankModel)
+    device, start = memory.device, min(model.chunks.layers, default=0)
 
     def numbered(point: Point) -> Point:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
@@ -50,11 +57,11 @@ def rank_memory(found: Memory) -> DeviceMemory:
     tensors, *others = device.terms
     if tensors.status == "untested":
         pass
-    elif not has_plan(share):
+    elif not has_plan(model):
         tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
-    elif share.layout.tp > 1 and tensors.status == "exact":
+    elif model.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
-        if share.has_undivided_products:
+        if model.has_undivided_products:
             tensors = replace(tensors, status="source", witness=NOT_COMPARED)
     return replace(
         device,
@@ -64,9 +71,9 @@ def rank_memory(found: Memory) -> DeviceMemory:
     )
 
 
-def has_plan(share: RankModel) -> bool:
+def has_plan(model: RankModel) -> bool:
     """Whether torch itself divides all that the layout divides."""
-    program, layout = share.program(), share.layout
+    program, layout = model.program(), model.layout
     assert isinstance(program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:
         return True
@@ -78,17 +85,17 @@ def has_plan(share: RankModel) -> bool:
 
 
 def check_serving(layout: Layout, framework: Framework) -> None:
-    """Raises `InputError` for what only training divides, and for frameworks of training."""
+    """Raises `InputError` for options and frameworks that only training has."""
     if not framework.serves:
         raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
     check_layout(layout)
 
 
 def check_layout(layout: Layout) -> None:
-    """Raises `InputError` for a layout of training."""
+    """Raises `InputError` for a layout that only training has."""
     for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
-            given = f"--{name} {size - (name == 'zero')}"
-            raise InputError(f"{given}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
+            typed = f"--{name} {size - (name == 'zero')}"
+            raise InputError(f"{typed}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
     if layout.sequence_parallel:
         raise InputError("--sequence-parallel: is of training; expected --tp alone, or --phase training")

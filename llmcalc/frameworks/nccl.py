@@ -1,8 +1,8 @@
-"""What NCCL takes on a GPU outside torch's allocator: the buffers of the connections between ranks.
+"""NCCL's memory on a GPU outside torch's allocator: buffers of the connections between ranks.
 
-Every communicator has its own. Only A100s of one machine with NVSwitch are counted. From the H100 on, NCCL may sum in
-the switch, with buffers whose number follows from the operations that it sends there; between machines, the channels
-follow from the network cards.
+Every communicator has buffers of its own. Only A100s of one machine with NVSwitch are counted. From the H100 on, NCCL
+may sum in the switch, with buffers whose number follows from the operations that it sends there. Between machines, the
+channels follow from the network cards.
 
 Source: NCCL 2.14.3 and 2.28.9: init.cc (sizes), graph/search.cc and graph/connect.cc (channels), transport/p2p.cc
 (what a connection allocates).
@@ -24,7 +24,7 @@ STEPS = 8
 CONNECTION = 8 * 512 * STEPS * 16 + 120 * 640 * STEPS * 8 + (4 << 20)
 """Bytes of the buffers of one connection: protocols LL and LL128, per thread, and Simple (NCCL_BUFFSIZE, 4 MiB).
 
-Some are on the side that receives, some on that which sends. A rank has as many of one as of the other.
+Some belong to the receiver, some to the sender; a rank has as many of each.
 """
 
 CHANNELS = 24
@@ -38,13 +38,13 @@ MACHINE = 8
 """Most GPUs of one machine."""
 
 LAZY = (2, 7)
-"""The version of torch from which on its NCCL (2.22) connects what is used alone: rings. Before, trees too."""
+"""First version of torch whose NCCL (2.22) connects only rings, which are used; older ones connect trees too."""
 
 NAME = "NCCL buffers"
 
 
 def communicator_bytes(ranks: int, torch: str = "") -> int:
-    """Bytes of one communicator on a rank, on the average of its ranks.
+    """Returns the bytes of one communicator on a rank, averaged over its ranks.
 
     In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
     torch: its version, by default the newest.
@@ -56,7 +56,7 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
 
 
 def communicators(layout: Layout, framework: Framework) -> list[int]:
-    """The sizes of the communicators that a rank is in, other than those of a pipeline.
+    """Returns the number of ranks of each communicator of a rank, without those of a pipeline.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
@@ -66,17 +66,17 @@ def communicators(layout: Layout, framework: Framework) -> list[int]:
 
 
 def with_nccl(
-    found: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
+    memory: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
 ) -> DeviceMemory:
-    """The memory of a rank with NCCL's buffers, where their size is known."""
+    """Returns the memory of a rank with NCCL's buffers, or without them where their size is not known."""
     if not framework.nccl_is_known or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
-        return found
+        return memory
     size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))
     if not size:
-        return found
+        return memory
     source = "NCCL's source: 24 channels of an A100 behind NVSwitch"
     return replace(
-        found,
-        device_bytes=found.device_bytes + size,
-        terms=(*found.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28", True)),
+        memory,
+        device_bytes=memory.device_bytes + size,
+        terms=(*memory.terms, Term(NAME, size, "estimate", source, "NCCL 2.14 to 2.28", True)),
     )

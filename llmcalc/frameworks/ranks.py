@@ -1,4 +1,4 @@
-"""How much memory each rank of a layout takes, and which takes the most."""
+"""The memory of each rank of a layout, and the rank that needs the most."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
-from .inference_rank import check_serving, rank_memory, rank_of
+from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl
 from .registry import framework as framework_named
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What one rank holds. stage: where it stands in the pipeline."""
+    """The memory of one rank.
+
+    rank: its number in the layout. stage: its stage in the pipeline. device: the memory of its accelerator.
+    """
 
     rank: int
     stage: int
@@ -37,7 +40,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The memory of a model on many devices. run: the model over devices. framework: whose kernels and buffers."""
+    """The memory of a model on many devices. run: the model's run over them. framework: the framework that runs it."""
 
     run: RunOnRanks
     framework: Framework
@@ -47,7 +50,7 @@ class Cluster:
     def of(
         memory: Memory, layout: Layout, framework: Framework | str, version: str = "", own_settings: Any = None
     ) -> Cluster:
-        """The memory of a model on a layout. framework: a record, or its name. The others are as of `RunOnRanks`."""
+        """Returns the cluster of a layout. framework: a record or its name; the others are as of `RunOnRanks`."""
         record = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(RunOnRanks(memory, layout, version, own_settings), record)
 
@@ -64,7 +67,8 @@ class Cluster:
         return self.run.version
 
     @property
-    def own(self) -> Any:
+    def own_settings(self) -> Any:
+        """The framework's own settings from a launch file; None without one."""
         return self.run.own_settings
 
     @property
@@ -86,38 +90,39 @@ class Cluster:
         return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
-        """What each of `ranks` holds on an accelerator with that runtime.
+        """Returns the memory of each of `ranks` on an accelerator with that runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
-        return tuple(self.rank_model(rank, runtime) for rank in self.ranks)
+        return tuple(self.rank_memory(rank, runtime) for rank in self.ranks)
 
-    def rank_model(self, rank: int, runtime: Runtime) -> RankMemory:
-        """What one rank holds; it is replayed once."""
+    def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
+        """Returns the memory of one rank, which is replayed once."""
         if (rank, runtime) not in self._replayed:
             self._replayed[rank, runtime] = self._replay(rank, runtime)
         return self._replayed[rank, runtime]
 
     def _replay(self, rank: int, runtime: Runtime) -> RankMemory:
         if self.trains:
-            found = self.framework.rank_memory(self.run, rank, runtime)
+            memory = self.framework.rank_memory(self.run, rank, runtime)
         else:
             check_serving(self.layout, self.framework)
-            found = rank_memory(rank_of(self.memory, self.layout, rank, runtime))
-        found = with_nccl(found, self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.coordinates(rank).pp, memory_with_evidence(found, self.evidence))
+            memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
+        memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
+        return RankMemory(rank, self.layout.coordinates(rank).pp, memory_with_evidence(memory, self.evidence))
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The parts, kernels and settings of the run, with the witness of each by itself and under the framework."""
+        """The parts, kernels and settings of the run, each with its witness alone and under the framework."""
         use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if use.optimizer is None else use.optimizer.name
-        found = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
-        return found if record.own_kernels else [*found, *self.memory.evidence(self.attention)]
+        evidence = record.run(evidence_of_parts(self.spec, use.count.include), optimizer)
+        return evidence if record.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
+        """The memory of each of `ranks` on the run's accelerator."""
         return self.on(self.memory.runtime)
 
     @property
@@ -127,18 +132,18 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank whose tensors' blocks take the most: one that needs less may have fewer free blocks beside them."""
+        """The rank with the largest peak of blocks; another rank may reserve more, with more free blocks."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
     def reserved_band(self) -> tuple[int, int] | None:
-        """What the allocator of the rank that takes the most reserves with segments, and with expandable ones.
+        """Reserved bytes of the largest rank with segments of fixed size and with expandable ones.
 
-        None where the setting is known.
+        None where the allocator's setting is given.
         """
         if self.settings.allocator is not None:
             return None
-        grown = self.rank_model(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
+        grown = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
         return self.device_rank.device.reserved_bytes, grown.device.reserved_bytes
 
     @property
@@ -146,26 +151,26 @@ class Cluster:
         """The attention implementation."""
         if self.trains:
             return attention_of(self.memory, self.framework)
-        return rank_of(self.memory, self.layout, 0, self.memory.runtime).attention
+        return inference_rank(self.memory, self.layout, 0, self.memory.runtime).attention
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
-        own = getattr(self.own, "microbatches", None)
-        return own or self.settings.num_microbatches or 1
+        """Number of micro-batches of a step."""
+        from_file = getattr(self.own_settings, "microbatches", None)
+        return from_file or self.settings.num_microbatches or 1
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The messages in a training step of the rank that takes the most; None where they are not modelled."""
+        """The messages of the largest rank in a training step; None where they are not modelled."""
         if not self.trains:
             return None
         try:
-            return self.messages_of(self.device_rank.rank)
+            return self.messages_of_rank(self.device_rank.rank)
         except InputError:
             return None
 
-    def messages_of(self, rank: int) -> list[Message]:
-        """The messages of a rank in a step. Raises `InputError` for what is not modelled."""
+    def messages_of_rank(self, rank: int) -> list[Message]:
+        """Returns the messages of a rank in a step. Raises `InputError` for what is not modelled."""
         if self.framework.own_messages is not None:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:
@@ -185,11 +190,11 @@ class Cluster:
 
 
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:
-    """The attention implementation that runs: as asked, else the framework's own."""
-    given = memory.settings.attn_implementation
-    return given or framework.attention or kernel_choices(memory.settings).attention
+    """Returns the attention implementation that runs: the requested one, or the framework's default."""
+    requested = memory.settings.attn_implementation
+    return requested or framework.attention or kernel_choices(memory.settings).attention
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:
-    """The rank that needs the most device memory; of equal ones the first."""
+    """Returns the rank that needs the most device memory; the first of equal ones."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

@@ -31,17 +31,17 @@ FOR_PLANS = "megatron"
 
 @cache
 def framework(name: str) -> Framework:
-    """The record of a framework. Raises `InputError` for a name that is none."""
+    """Returns the record of a framework. Raises `InputError` for an unknown name."""
     if name not in NAMES:
         raise InputError(
             f"--framework: '{name}' is not known; expected one of {', '.join(NAMES)}.{suggest(name, list(NAMES))}"
         )
-    found: Framework = import_module(f".{name}.record", __package__).FRAMEWORK
-    return found
+    record: Framework = import_module(f".{name}.record", __package__).FRAMEWORK
+    return record
 
 
 def framework_of(request: LayoutRequest) -> Framework:
-    """The framework of a layout: as it names one, else the one that its options ask for."""
+    """Returns the framework that a layout names, or the one that its options imply."""
     if request.framework is not None:
         return framework(request.framework)
     implied = (record for name in NAMES if (record := framework(name)).implied_by is not None)
@@ -49,7 +49,7 @@ def framework_of(request: LayoutRequest) -> Framework:
 
 
 def layout_of(request: LayoutRequest) -> Layout:
-    """The layout that options ask for, with its framework's defaults.
+    """Returns the layout of a request, with its framework's defaults.
 
     Raises `InputError` for options that contradict each other.
     """
@@ -57,6 +57,6 @@ def layout_of(request: LayoutRequest) -> Layout:
 
 
 def plugins() -> dict[str, Plugin]:
-    """Framework → how files of accelerate and of the Trainer ask for it."""
-    found = ((name, framework(name).plugin) for name in NAMES)
-    return {name: plugin for name, plugin in found if plugin is not None}
+    """Returns how files of accelerate and of the Trainer select each framework that they can select."""
+    plugins_by_name = ((name, framework(name).plugin) for name in NAMES)
+    return {name: plugin for name, plugin in plugins_by_name if plugin is not None}

@@ -291,9 +291,14 @@ def _notes(cluster: Cluster, assumed: str) -> list[str]:
     notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
-    capped = getattr(cluster.own, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (None, DROPLESS)
+    capped = getattr(cluster.own_settings, "moe_expert_capacity_factor", None) or cluster.settings.moe not in (
+        None,
+        DROPLESS,
+    )
     if cluster.trains and cluster.layout.ep > 1 and not capped:
-        uneven = "" if cluster.own is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+        uneven = (
+            "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+        )
         notes.append(f"the experts of each rank get an even share of the rows{uneven}")
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")

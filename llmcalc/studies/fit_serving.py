@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.inference_rank import check_serving, rank_memory, rank_of
+from ..frameworks.inference_rank import check_serving, inference_rank, rank_memory
 from ..frameworks.registry import framework_of, layout_of
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -67,7 +67,7 @@ def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Ser
     best = fitting[0] if fitting else min(tried, key=lambda candidate: candidate.fit.needed)
     fewest = best.layout if fitting else _layout_on_more(memory, hardware, asked)
     ranks = {best.rank, *_end_ranks(best.layout)}
-    by_rank = {rank: fit(rank_of(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
+    by_rank = {rank: fit(inference_rank(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
     worst = by_rank[best.rank]
     batch, seq = (min(getattr(candidate, name) for candidate in by_rank.values()) for name in ("batch", "seq"))
     changes = worst.changes
@@ -109,7 +109,7 @@ def _layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Lay
 def _has_program(memory: Memory, layout: Layout) -> bool:
     try:
         for rank in _end_ranks(layout):
-            rank_of(memory, layout, rank, memory.runtime)
+            inference_rank(memory, layout, rank, memory.runtime)
     except InputError:
         return False
     return True
@@ -123,7 +123,8 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
 def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
     """Returns a layout with its largest rank."""
     sizes = {
-        rank: rank_memory(rank_of(memory, layout, rank, memory.runtime)).device_bytes for rank in _end_ranks(layout)
+        rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).device_bytes
+        for rank in _end_ranks(layout)
     }
     rank = max(sizes, key=lambda rank: (sizes[rank], -rank))
     return Replica(layout, rank, Fit(hardware, sizes[rank]))

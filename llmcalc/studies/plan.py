@@ -188,7 +188,7 @@ def plan_of(
 
     def sent(layout: Layout, number: int) -> int:
         cluster = Cluster.of(memory.with_(num_microbatches=number), layout, record)
-        return sum(message.wire_bytes * message.count for message in cluster.messages_of(layout.rank(pp=0)))
+        return sum(message.wire_bytes * message.count for message in cluster.messages_of_rank(layout.rank(pp=0)))
 
     def replay(layout: Layout, number: int, enough: int | None) -> int:
         worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
@@ -224,7 +224,7 @@ def replayed(
     """
     cluster = Cluster.of(memory.with_(num_microbatches=micro_batches), layout, framework, version)
     if enough is not None and layout.pp > 1:
-        first = cluster.rank_model(layout.rank(pp=stage), memory.runtime).device.device_bytes
+        first = cluster.rank_memory(layout.rank(pp=stage), memory.runtime).device.device_bytes
         if first > enough:
             return first
     return cluster.device_rank.device.device_bytes

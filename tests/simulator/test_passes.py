@@ -132,11 +132,11 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
 
     def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
         cluster = Cluster.of(one, layout, framework)
-        return cluster.by_rank, [known.traces is not None for known in cluster.run.shared(one.runtime).values()]
+        return cluster.by_rank, [known.traces is not None for known in cluster.run.recorded_ranks(one.runtime).values()]
 
     played, rehearsed = ranks()
-    monkeypatch.setattr(rehearsal, "FEW", 1000)
-    monkeypatch.setattr(answer, "FEW", {True: 1000, False: 1000})
+    monkeypatch.setattr(rehearsal, "MICROBATCHES_RUN_IN_FULL", 1000)
+    monkeypatch.setattr(answer, "MICROBATCHES_RUN_IN_FULL", {True: 1000, False: 1000})
     run, none = ranks()
     assert rehearsed
     assert all(rehearsed)

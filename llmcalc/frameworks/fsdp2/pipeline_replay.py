@@ -32,7 +32,7 @@ from ...simulator.repeat_microbatches import (
 )
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from ..torch.pipeline_replay import Known, alike
+from ..torch.pipeline_replay import RecordedRank, passes_key
 from .param_groups import ALL_REDUCE, GatheredStorage, Parameter
 from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
 from .training import Fsdp
@@ -49,7 +49,7 @@ With several chunks per rank it is twice as many, because those are recorded twi
 MANY = 160
 """Layers of a rank up to which passes are recorded with all layers; longer ranks repeat equal layers instead."""
 
-Rehearsals: TypeAlias = dict[tuple[object, ...], Known]
+Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Everything that the passes of a rank depend on → its recorded passes."""
 
 
@@ -224,13 +224,15 @@ def played_stage(
         return None
     coordinates = layout.coordinates(rank)
     is_last_stage = coordinates.pp == layout.pp - 1
-    key = (coordinates.dp, coordinates.cp, *alike(spec, run, rank, is_last_stage))
+    key = (coordinates.dp, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
     if key not in rehearsals:
         rehearsals[key] = rehearse(make_run, layout.vpp, is_last_stage, expandable)
     rehearsed = rehearsals[key]
     if rehearsed.traces is None:
         return None
-    more_below = [chunk.lowering.below - below for chunk, below in zip(run.chunks, rehearsed.below, strict=True)]
+    more_below = [
+        chunk.lowering.below - below for chunk, below in zip(run.chunks, rehearsed.layers_before, strict=True)
+    ]
     parameters: list[list[Parameter]] = []
     passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
     for chunk in run.chunks:
@@ -248,7 +250,7 @@ def played_stage(
         return None
 
 
-def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> Known:
+def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> RecordedRank:
     """Records the passes of a rank.
 
     make_run: creates the run.
@@ -266,8 +268,8 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: b
                 if traces.setdefault(case, trace) != trace:
                     raise NotRepeating
     except NotRepeating:
-        return Known(None, below, (), prefix_cache)
-    return Known(traces, below, (), prefix_cache)
+        return RecordedRank(None, below, (), prefix_cache)
+    return RecordedRank(traces, below, (), prefix_cache)
 
 
 def _record_traces(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:

@@ -125,7 +125,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     tensors = None if status.status == "exact" else status
     schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
     return fsdp_memory(
-        memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.shared(runtime)
+        memory.spec, training, layout, rank, runtime, fsdp, tensors, schedule_settings, run.recorded_ranks(runtime)
     )
 
 

@@ -397,14 +397,14 @@ class MegatronArguments:
     @classmethod
     def flags(cls) -> dict[str, str]:
         """Argument → the field that holds it."""
-        return {flag_of(one.name): one.name for one in fields(cls) if one.name not in FACTS}
+        return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
 
     def given(self) -> Iterator[str]:
         """Fields of arguments whose value is not the default."""
-        for one in fields(self):
-            default = one.default if one.default is not MISSING else None
-            if one.name not in FACTS and getattr(self, one.name) != default:
-                yield one.name
+        for argument in fields(self):
+            default = argument.default if argument.default is not MISSING else None
+            if argument.name not in FACTS and getattr(self, argument.name) != default:
+                yield argument.name
 
 
 def flag_of(name: str) -> str:

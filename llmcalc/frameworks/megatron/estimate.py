@@ -38,11 +38,11 @@ def measure_passes(
         chunk.lowering.run_only = {} if count is None else {0: count}
         before = meter.now
         meter.restart()
-        x = None if chunk.first else run.received()
+        x = None if chunk.first else run.receive_hidden()
         output = run.forward(chunk, x)
         saved, forward = meter.now - before, PeakByPath.since_restart(meter, before)
         meter.restart()
-        run.backward(x, output, None if chunk.last else run.sent_back())
+        run.backward(x, output, None if chunk.last else run.receive_gradient())
         backward = PeakByPath.since_restart(meter, before)
         del x, output
         if not measured:  # a dummy gradient of each shape, and tables

@@ -62,10 +62,10 @@ def refuse(settings: MegatronSettings) -> None:
         raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
 
 
-Sharing: TypeAlias = Literal["none", "elements", "turns", "layout"]
+OptimizerSharding: TypeAlias = Literal["none", "elements", "turns", "layout"]
 
 
-def sharing(settings: MegatronSettings) -> Sharing:
+def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
     """What ranks of the optimizer share: nothing, ranges of elements, or whole tensors, which are dealt out by turns or
     laid out in buffers.
     """
@@ -107,10 +107,10 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
     """
     if is_local(settings):
         return "local"
-    given = settings.attention_backend
-    if given in ("unfused", "flash", "fused"):
-        return given
-    if given == "local":
+    requested = settings.attention_backend
+    if requested in ("unfused", "flash", "fused"):
+        return requested
+    if requested == "local":
         return "unfused"
     if is_ampere(settings.gpu):
         return "flash"

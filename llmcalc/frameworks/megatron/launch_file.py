@@ -94,14 +94,14 @@ def is_megatron(data: Mapping[str, Any]) -> bool:
         return True
     if isinstance(data.get(WRAPPED), Mapping):
         return True
-    known = MegatronSettings.flags()
-    return any(key.startswith("--") for key in data) and any(key in known for key in data)
+    flags = MegatronSettings.flags()
+    return any(key.startswith("--") for key in data) and any(key in flags for key in data)
 
 
 def is_run_by(words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of Megatron-LM."""
-    known = MegatronSettings.flags()
-    return not trainer.is_run_by(words) and any(word.partition("=")[0] in known for word in words)
+    flags = MegatronSettings.flags()
+    return not trainer.is_run_by(words) and any(word.partition("=")[0] in flags for word in words)
 
 
 def read_megatron(data: Table, source: Source) -> Launch:
@@ -127,10 +127,10 @@ def _arguments(reading: Reading, data: Mapping[str, Any], variables: dict[str, s
         arguments = data["MODEL_ARGS"]
         if isinstance(arguments, list):
             raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
-        given = data.get("ENV_VARS") or {}
-        if not isinstance(given, Mapping):
-            raise reading.wrong("ENV_VARS", f"{shown(given)}; expected a table of name: value")
-        variables.update((str(name), _text(value)) for name, value in given.items())
+        variables_table = data.get("ENV_VARS") or {}
+        if not isinstance(variables_table, Mapping):
+            raise reading.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
+        variables.update((str(name), _text(value)) for name, value in variables_table.items())
         for key in data:
             if key not in ENTRIES:
                 _entry(reading, key)
@@ -228,21 +228,21 @@ def _types() -> dict[str, Any]:
 
 def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Field → value of the arguments that have a field; the others are noted."""
-    known, values = MegatronSettings.flags(), dict[str, Any]()
+    flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reading.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
-            near = suggest(f"--{flag}", list(known)) if len(flag) < 100 else ""
+            near = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
             raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(near)}{near}")
         name = RENAMED.get(name, name)
-        if name in _types() and flag_of(name) in known:
-            read = value_of(reading, flag, _types()[name], value)
-            if read is not None:
-                if name in values and values[name] != read:
+        if name in _types() and flag_of(name) in flags:
+            parsed = value_of(reading, flag, _types()[name], value)
+            if parsed is not None:
+                if name in values and values[name] != parsed:
                     raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
-                values[name] = read
+                values[name] = parsed
         elif name in REPLACING:
             if value is not False:
                 reading.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
@@ -252,7 +252,7 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
             reading.ignored.append(flag)
         elif value is not False:
             why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
-            reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
+            reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if values.get("tp_comm_overlap"):  # which products overlap
         for flag in reading.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
@@ -273,15 +273,15 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
         return _flag(reading, flag, value)
     if value is None or value is False:
         return None
-    choices = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
+    choices = [choice for choice in (get_args(kind) or (kind,)) if choice is not NoneType]
     if get_origin(kind) in (Literal, tuple):
         choices = [kind]
     if value is True or value == "":
         raise reading.wrong(flag, "has no value; expected one")
-    for one in choices:
-        read = _one(one, value)
-        if read is not None:
-            return read
+    for choice in choices:
+        parsed = _one(choice, value)
+        if parsed is not None:
+            return parsed
     raise reading.wrong(flag, f"{shown(value)}; expected {_expected(choices)}")
 
 
@@ -306,7 +306,7 @@ def _one(kind: Any, value: Any) -> Any:
         return _list(get_args(kind)[0], value)
     if isinstance(value, list | tuple | Mapping):
         items = list(value) if isinstance(value, list | tuple) else []
-        if kind is str and items and all(isinstance(one, str) for one in items):
+        if kind is str and items and all(isinstance(item, str) for item in items):
             return " ".join(items)[:2000]
         return _one(kind, items[0]) if len(items) == 1 else None
     text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
@@ -327,29 +327,29 @@ def _list(kind: Any, value: Any) -> Any:
     if isinstance(value, Mapping):
         return None
     if isinstance(value, str) and kind is int and "[" in value:
-        found = evaluated(value, {})
-        if isinstance(found, list):
-            return tuple(found)
+        numbers = evaluated(value, {})
+        if isinstance(numbers, list):
+            return tuple(numbers)
     words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     if len(words) == 1 and isinstance(words[0], str):
         words = (
             words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
         )
-    read = [_one(kind, word) for word in words]
-    return None if not read or any(one is None for one in read) or len(read) > 20_000 else tuple(read)
+    parsed = [_one(kind, word) for word in words]
+    return None if not parsed or any(item is None for item in parsed) or len(parsed) > 20_000 else tuple(parsed)
 
 
 def _expected(kinds: Sequence[Any]) -> str:
     names = {int: "a whole number", float: "a number", str: "text"}
-    said_ = []
+    descriptions = []
     for kind in kinds:
         if get_origin(kind) is Literal:
-            said_.append(f"one of {', '.join(map(str, get_args(kind)))}")
+            descriptions.append(f"one of {', '.join(map(str, get_args(kind)))}")
         elif get_origin(kind) is tuple:
-            said_.append("a list")
+            descriptions.append("a list")
         else:
-            said_.append(names.get(kind, "a value"))
-    return " or ".join(said_)
+            descriptions.append(names.get(kind, "a value"))
+    return " or ".join(descriptions)
 
 
 def _text(value: Any) -> str:
@@ -411,8 +411,8 @@ def settings_of(s: MegatronSettings) -> dict[str, Any]:
         words["momentum"] = s.sgd_momentum != 0
     if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
         words["optimizer_dtype"] = NARROW[s.exp_avg_dtype]
-    whole = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
-    if s.recomputes == "full" and whole:
+    every_layer = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
+    if s.recomputes == "full" and every_layer:
         words["recompute"] = "full"
     elif s.recomputes == "selective" and s.recomputed_modules == ("core_attn",):
         words["recompute"] = "attention"

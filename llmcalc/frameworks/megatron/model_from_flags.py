@@ -238,9 +238,9 @@ def _hybrid(s: MegatronSettings) -> Table:
     letters = "".join(s.segments)
     wrong = sorted(set(letters) - set(HIDDEN_LAYERS))
     if wrong or not letters:
-        given = f"a layer {wrong[0]}" if wrong else "no layers"
+        problem = f"a layer {wrong[0]}" if wrong else "no layers"
         raise InputError(
-            f"--hybrid-layer-pattern: {given} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
+            f"--hybrid-layer-pattern: {problem} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
         )
     build = {
         "mamba": lambda: _layer(s, _mamba(s), NOTHING),
@@ -315,13 +315,13 @@ def _t5(s: MegatronSettings) -> Table:
                 "relative_attention_max_distance": s.relative_attention_max_distance,
             }
         }
-    own: Table = {"final_norm": _norm(s), **relative}
+    ends: Table = {"final_norm": _norm(s), **relative}
     return {
-        "encoder": {"num_hidden_layers": s.layers, "block": block, **own, **_added(s)},
+        "encoder": {"num_hidden_layers": s.layers, "block": block, **ends, **_added(s)},
         "decoder": {
             "num_hidden_layers": s.decoder_layers,
             "block": {**block, "cross_attention": _attention(s, None, cross=True)},
-            **own,
+            **ends,
             **_added(s),
         },
         "head": {"type": "lm", "bias": True},

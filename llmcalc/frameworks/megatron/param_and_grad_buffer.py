@@ -1,4 +1,4 @@
-"""What a rank makes before the first step: buffers of data parallelism, and main parameters.
+"""Buffers of data parallelism, and the main parameters that a rank updates.
 
 Sources: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py, distributed_data_parallel.py and
 megatron/core/optimizer/distrib_optimizer.py, optimizer.py.
@@ -59,10 +59,11 @@ class Buffer:
 
 
 def padded(n: int, multiple: int) -> int:
+    """Returns a number rounded up to a multiple."""
     return -(-n // multiple) * multiple
 
 
-def buffer_of(
+def make_buffer(
     parameters: list[Parameter],
     expert: bool,
     settings: MegatronSettings,
@@ -71,16 +72,19 @@ def buffer_of(
     tied: bool,
     distributed: bool,
 ) -> Buffer:
-    """distributed: whether ranges of it are this rank's. bucket: elements after which one ends; None if there is one.
-    tied: whether the table of the embedding is the output layer's too: then it has a bucket of its own.
+    """Returns the buffer of parameters of one kind.
+
+    bucket: elements after which a bucket ends; None for a single bucket.
+    tied: whether embedding and output layer share their table, which then has a bucket of its own.
+    distributed: whether ranks divide the buffer.
     """
     shards = layout.expert_shards if expert else layout.shards
     if not distributed:
-        size = sum(one.size for one in parameters)
+        size = sum(parameter.size for parameter in parameters)
         return Buffer(parameters, expert, shards, size, [Range(0, size)], {})
     multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    at = start = 0
-    waiting = False
+    position = start = 0
+    is_open = False
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
 
@@ -88,29 +92,32 @@ def buffer_of(
         buckets.append(Range(start, padded(end, multiple)))
         return buckets[-1].end
 
-    for one in reversed(parameters):
-        at = padded(at, ALIGNED)
-        alone = tied and one.role in ("table", "head")
-        if alone and waiting:
-            start = at = close(at)
-            waiting = False
-        ranges[id(one.tensor)] = Range(at, at + one.size), len(buckets)
-        at += one.size
-        waiting = True
-        if alone or (bucket is not None and at - start >= bucket):
-            start = at = close(at)
-            waiting = False
-    if waiting:
-        close(at)
+    for parameter in reversed(parameters):
+        position = padded(position, ALIGNED)
+        alone = tied and parameter.role in ("table", "head")
+        if alone and is_open:
+            start = position = close(position)
+            is_open = False
+        ranges[id(parameter.tensor)] = Range(position, position + parameter.size), len(buckets)
+        position += parameter.size
+        is_open = True
+        if alone or (bucket is not None and position - start >= bucket):
+            start = position = close(position)
+            is_open = False
+    if is_open:
+        close(position)
     return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
 
 
-def bucket_size(settings: MegatronSettings, layout: Layout, at: Coordinates, chunk: int, parameters: int) -> int | None:
-    """Only the first chunk of the first rank of a pipeline has several buckets, and only to overlap reductions.
+def bucket_size(
+    settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk: int, parameters: int
+) -> int | None:
+    """Returns the elements of a bucket; None for a single bucket.
 
-    parameters: of that chunk. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
+    Only the first chunk of the first stage has several buckets, and only to overlap reductions.
+    parameters: number of the chunk's parameters. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
     """
-    if not settings.overlap_grad_reduce or at.pp or chunk or settings.overlap_param_gather_with_optimizer_step:
+    if not settings.overlap_grad_reduce or coordinates.pp or chunk or settings.overlap_param_gather_with_optimizer_step:
         return None
     if settings.ddp_num_buckets:
         return parameters // settings.ddp_num_buckets
@@ -120,54 +127,58 @@ def bucket_size(settings: MegatronSettings, layout: Layout, at: Coordinates, chu
 
 
 class Updated(NamedTuple):
-    """A parameter, or this rank's part of it, that its optimizer updates. states: tensors that it keeps of the size."""
+    """A parameter, or this rank's range of it, that the optimizer updates.
+
+    size: elements. states: number of state tensors of that size.
+    """
 
     size: int
     states: int
 
 
 def updated(
-    buffers: Sequence[Buffer], distributed: bool, layout: Layout, at: Coordinates, optimizer: str = "adam"
+    buffers: Sequence[Buffer], distributed: bool, layout: Layout, coordinates: Coordinates, optimizer: str = "adam"
 ) -> Iterator[Updated]:
-    """What this rank's optimizer updates, in its order. Muon keeps a momentum of matrices, and leaves the rest to Adam;
-    SGD keeps a momentum of everything.
+    """Yields what this rank's optimizer updates, in its order.
+
+    Muon has one state for matrices and leaves other parameters to Adam; SGD has one state for all parameters.
 
     Source: core/optimizer/__init__.py, `_get_param_groups` and `_get_megatron_emerging_optimizer`.
     """
     states = 1 if optimizer == "sgd" else 2
     if optimizer == "muon":
         for buffer in buffers:
-            yield from (Updated(one.size, 1) for one in buffer.parameters if by_muon(one))
+            yield from (Updated(parameter.size, 1) for parameter in buffer.parameters if by_muon(parameter))
     for decays in (True, False):
         for buffer in buffers:
-            here = [one for one in buffer.parameters if _decays(one) is decays]
+            group = [parameter for parameter in buffer.parameters if _decays(parameter) is decays]
             if optimizer == "muon":
-                here = [one for one in here if not by_muon(one)]
+                group = [parameter for parameter in group if not by_muon(parameter)]
             if not distributed:
-                yield from (Updated(one.size, states) for one in here)
+                yield from (Updated(parameter.size, states) for parameter in group)
                 continue
-            where = shard_of(buffer, layout, at)
+            shard = shard_of(buffer, layout, coordinates)
             for number, bucket in enumerate(buffer.buckets):
                 width = (bucket.end - bucket.start) // buffer.shards
-                low = bucket.start + where * width
-                for one in reversed(here):
-                    (start, end), of = buffer.ranges[id(one.tensor)]
+                low = bucket.start + shard * width
+                for parameter in reversed(group):
+                    (start, end), bucket_number = buffer.ranges[id(parameter.tensor)]
                     part = min(low + width, end) - max(low, start)
-                    if of == number and part > 0:
+                    if bucket_number == number and part > 0:
                         yield Updated(part, states)
 
 
-def by_muon(one: Parameter) -> bool:
+def by_muon(parameter: Parameter) -> bool:
     """Whether Muon updates a parameter: a matrix, but not of the embedding or the output layer."""
-    return len(one.tensor.shape) == 2 and one.role not in ("table", "head")
+    return len(parameter.tensor.shape) == 2 and parameter.role not in ("table", "head")
 
 
-def shard_of(buffer: Buffer, layout: Layout, at: Coordinates) -> int:
-    """Which of the shards a rank has: neighbours in a group of shards differ by the sequence's rank first."""
-    place = at.edp if buffer.expert else at.dp * layout.cp + at.cp
-    return place % buffer.shards
+def shard_of(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int:
+    """Returns the number of a rank's shard of a buffer; ranks of a sequence are neighbours."""
+    rank_in_group = coordinates.edp if buffer.expert else coordinates.dp * layout.cp + coordinates.cp
+    return rank_in_group % buffer.shards
 
 
-def _decays(one: Parameter) -> bool:
-    """Vectors are not decayed."""
-    return len(one.tensor.shape) > 1
+def _decays(parameter: Parameter) -> bool:
+    """Whether weight decay applies to a parameter: not to vectors."""
+    return len(parameter.tensor.shape) > 1

@@ -20,15 +20,15 @@ MEGATRON_READ = frozenset(
 
 def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
     """Megatron-LM in accelerate's config. words: the settings of a run without it."""
-    at = "megatron_lm_config"
-    short = {str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(data, at).items()}
-    unknown_keys(reading, short, (*MEGATRON_READ, "gradient_clipping"), at, "no key that is known")
+    section = "megatron_lm_config"
+    short = {str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(data, section).items()}
+    unknown_keys(reading, short, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
     def size(name: str) -> int:
-        return size_of(reading, f"{at}.megatron_lm_{name}", 1 if short.get(name) is None else short[name])
+        return size_of(reading, f"{section}.megatron_lm_{name}", 1 if short.get(name) is None else short[name])
 
     def flag(name: str) -> bool:
-        return short.get(name) is not None and flag_value(reading, f"{at}.megatron_lm_{name}", short[name])
+        return short.get(name) is not None and flag_value(reading, f"{section}.megatron_lm_{name}", short[name])
 
     tp, pp = size("tp_degree"), size("pp_degree")
     if world % (tp * pp):

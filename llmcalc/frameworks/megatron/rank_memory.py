@@ -1,4 +1,4 @@
-"""The memory of one rank as an answer."""
+"""The memory of one rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, P
 from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import expandable
 from .kernels import Parameter
-from .record_passes import rehearsed
+from .record_passes import record_passes
 from .schedule import RankRun
 from .settings import MegatronSettings
 
@@ -31,7 +31,7 @@ SOURCES = {
     "communication": "Megatron-LM, core/utils.py, GlobalMemoryBuffer",
     "overhead": "TransformerEngine, cpp_extensions/gemm.py; aten/src/ATen/cuda/CublasHandlePool.cpp",
 }
-"""Kind of memory → where its tensors were read."""
+"""Kind of memory → the source files of its tensors."""
 
 NAMES = {"overhead": "workspaces and tables"}
 
@@ -39,93 +39,105 @@ REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of ranks that do the same.
+class RecordedRank:
+    """The recorded passes of a rank, for ranks whose passes are the same.
 
-    traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded. parameters: those of each chunk. openings: what ranks begin with.
-    replayed: `rest_of` a run → what its steps find.
+    traces: events of each kind of pass; None if passes do not repeat.
+    layers_before: per chunk, the layers before it in the recorded rank.
+    parameters: per chunk, its parameters.
+    prefix_cache: the allocator's state after the events with which ranks begin.
+    replayed: `steps_key` of a run → the result of its steps.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
-    below: Sequence[int]
+    layers_before: Sequence[int]
     parameters: Sequence[list[Parameter]]
     prefix_cache: PrefixCache
     replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
-Shared: TypeAlias = dict[tuple[object, ...], Known]
-"""What the passes of a rank depend on → what is known of it."""
+RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
+"""`passes_key` of a rank → its recorded passes."""
 
-FEW = {True: 3, False: 6}
-"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether of a last rank.
+MICROBATCHES_RUN_IN_FULL = {True: 3, False: 6}
+"""Whether a rank is on the last stage → micro-batches of a step up to which all passes are run.
+
+Recording needs as many.
 """
 
 
 @without_garbage_collection()
-def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: Shared | None = None) -> ReplayResult:
+def replay_rank(
+    spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
+) -> ReplayResult:
     """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled.
 
-    shared: what is known of other ranks of the same run, to which this adds; None (default) for nothing.
+    recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
+        none.
     """
     run = RankRun(spec, settings, rank, meter := EventMeter())
-    shared = {} if shared is None else shared
-    alone = run.at.pp == run.layout.pp - 1
-    key = *alike(run), alone
-    if key not in shared and run.microbatches > FEW[alone]:
-        shared[key] = known(spec, settings, rank, alone)
-    found = shared.get(key)
-    if found is None or found.traces is None:
+    recorded_ranks = {} if recorded_ranks is None else recorded_ranks
+    is_last_stage = run.coordinates.pp == run.layout.pp - 1
+    key = *passes_key(run), is_last_stage
+    if key not in recorded_ranks and run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
+        recorded_ranks[key] = record_rank(spec, settings, rank, is_last_stage)
+    recorded = recorded_ranks.get(key)
+    if recorded is None or recorded.traces is None:
         run.set_up()
-        return two_steps(run, meter, PrefixCache(expandable(settings)))
-    for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
+        return play_two_steps(run, meter, PrefixCache(expandable(settings)))
+    for chunk, parameters in zip(run.chunks, recorded.parameters, strict=True):
         chunk.parameters = parameters
-    further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
-    run.passes = PassPlayer(meter, found.traces, further)
+    layer_offsets = [
+        chunk.lowering.below - below for chunk, below in zip(run.chunks, recorded.layers_before, strict=True)
+    ]
+    run.passes = PassPlayer(meter, recorded.traces, layer_offsets)
     try:
         run.set_up()
-        rest = rest_of(run, meter)
-        if rest not in found.replayed:
-            found.replayed[rest] = two_steps(run, meter, found.prefix_cache)
-        return found.replayed[rest]
+        key_of_steps = steps_key(run, meter)
+        if key_of_steps not in recorded.replayed:
+            recorded.replayed[key_of_steps] = play_two_steps(run, meter, recorded.prefix_cache)
+        return recorded.replayed[key_of_steps]
     except NotRepeating:
         run = RankRun(spec, settings, rank, meter := EventMeter())
         run.set_up()
-        return two_steps(run, meter, PrefixCache(expandable(settings)))
+        return play_two_steps(run, meter, PrefixCache(expandable(settings)))
 
 
-def alike(run: RankRun) -> tuple[object, ...]:
-    """What the passes of a rank depend on beside its settings."""
-    names, at = run.spec.main.layer_names(), run.at._replace(dp=0, pp=0, edp=0)
+def passes_key(run: RankRun) -> tuple[object, ...]:
+    """Returns what the passes of a rank depend on beside its settings."""
+    names, coordinates = run.spec.main.layer_names(), run.coordinates._replace(dp=0, pp=0, edp=0)
     if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
-        at = at._replace(tp=0, etp=0, ep=0, cp=0)
+        coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
     stages = [chunk.stage for chunk in run.chunks]
-    kinds = (() if one is None else (one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
+    kinds = (
+        () if stage is None else (stage.first, stage.last, *names[stage.layers.start : stage.layers.stop])
+        for stage in stages
+    )
     differ = [chunk.lowering.below for chunk in run.chunks] if any(run.rank_choices.wide_layers) else []
-    return at, *kinds, *differ
+    return coordinates, *kinds, *differ
 
 
-def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -> Known:
-    """Rehearses a rank. alone: as of `rehearsed`."""
+def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
+    """Records the passes of a rank. is_last_stage: as of `record_passes`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
-    below, prefix_cache = [chunk.lowering.below for chunk in run.chunks], PrefixCache(expandable(settings))
+    layers_before, prefix_cache = [chunk.lowering.below for chunk in run.chunks], PrefixCache(expandable(settings))
     try:
-        traces = rehearsed(run, meter, alone)
+        traces = record_passes(run, meter, is_last_stage)
     except NotRepeating:
-        return Known(None, below, (), prefix_cache)
-    return Known(traces, below, [chunk.parameters for chunk in run.chunks], prefix_cache)
+        return RecordedRank(None, layers_before, (), prefix_cache)
+    return RecordedRank(traces, layers_before, [chunk.parameters for chunk in run.chunks], prefix_cache)
 
 
-def rest_of(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
-    """What the steps of a rank that has been set up depend on beside its passes, its settings and the layout."""
+def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
+    """Returns what the steps of a rank depend on, after set-up, beside its passes, its settings and the layout."""
     meter.cut()
     ((steps, _),) = meter.pieces
-    optimizer = run.sizes, run.states_of, run.gathered
-    return run.at.pp, run.retains, tuple(steps), *map(tuple, optimizer)
+    optimizer = run.updated_sizes, run.states_per_parameter, run.step_gather_sizes
+    return run.coordinates.pp, run.retains, tuple(steps), *map(tuple, optimizer)
 
 
-def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """What two steps of a rank that has been set up find."""
+def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+    """Returns peak and allocator statistics over two steps, after set-up."""
     run.step()
     meter.place = Place()
     meter.peaks = {}
@@ -133,33 +145,37 @@ def two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -> Rep
     meter.place = Place("after")
     meter.cut()
     device = prefix_cache.played(meter.pieces, meter.count, meter.opening)
-    found = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
-    found.slop = device.peak_allocated - found.peak[1].bytes
-    return found
+    result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
+    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    result.slop = device.peak_allocated - result.peak[1].bytes
+    return result
 
 
 def rank_memory(
-    spec: ModelSpec, settings: MegatronSettings, rank: int, context: int = CONTEXT, shared: Shared | None = None
+    spec: ModelSpec,
+    settings: MegatronSettings,
+    rank: int,
+    context: int = CONTEXT,
+    recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
-    """The memory of a rank of a run, numbered as `Layout.at` numbers it. context: bytes of the CUDA context.
+    """Returns the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as of `replay_rank`.
 
-    shared: as of `replay_rank`.
+    The rank is numbered as by `Layout.coordinates`.
     """
-    found = replay_rank(spec, settings, rank, shared)
-    answer = summarize(found, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
+    replay = replay_rank(spec, settings, rank, recorded_ranks)
+    answer = summarize(replay, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (
         Term(NAMES.get(kind, kind), bytes, "source", SOURCES[kind], versions)
-        for kind, bytes in found.peak[1].kinds.items()
+        for kind, bytes in replay.peak[1].kinds.items()
         if kind in SOURCES
     )
     return replace(
         answer,
         terms=(
             *tensors,
-            Term("rounding to blocks", found.slop, "source", allocator, of_runtime=True),
+            Term("rounding to blocks", replay.slop, "source", allocator, of_runtime=True),
             Term("free blocks", answer.reserved_bytes - answer.peak_bytes, "estimate", allocator, of_runtime=True),
             Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
         ),

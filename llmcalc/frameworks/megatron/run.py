@@ -16,7 +16,9 @@ from .settings_from_options import settings_of, settings_on
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank, replayed."""
-    return replay.rank_memory(run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.shared(runtime))
+    return replay.rank_memory(
+        run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.recorded_ranks(runtime)
+    )
 
 
 def check(memory: Memory, version: str) -> None:

@@ -1,5 +1,5 @@
-"""Two training steps of one rank, tensor by tensor: set-up, micro-batches in the order of the schedule with what its
-variables name, and the optimizer's steps.
+"""Two training steps of one rank, tensor by tensor: set-up, micro-batches in the order of the schedule, and the
+optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
 megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
@@ -40,10 +40,10 @@ from ...simulator.tensor import (
 from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
 from .evidence import check_parts
-from .kernel_choices import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
+from .kernel_choices import choices_of, cublas_workspace, engine_workspace, optimizer_sharding, refuse, retains_batches
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
-from .layer_wise_optimizer import by_layout, by_turns, packed
-from .param_and_grad_buffer import Buffer, bucket_size, buffer_of, by_muon, updated
+from .layer_wise_optimizer import by_layout, by_turns, pack_buffer
+from .param_and_grad_buffer import Buffer, bucket_size, by_muon, make_buffer, updated
 from .settings import MegatronSettings
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -71,12 +71,16 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 class Chunk:
     """The layers of one stage.
 
-    record: gives their program. number: of the rank's chunks. parameters: as they are made, found by a run if empty.
-    input_tensor: what entered last, which its module names.
+    stage: which stage of the pipeline; None without a pipeline.
+    record_program: records the program of the layers.
+    lowering: runs the program.
+    number: which of the rank's chunks.
+    parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
+    input_tensor: the last input, which the module of the chunk names.
     """
 
     stage: Stage | None
-    record: Callable[[], RankFlow]
+    record_program: Callable[[], RankFlow]
     lowering: RankLowering
     number: int = 0
     parameters: list[Parameter] = field(default_factory=list)
@@ -84,36 +88,40 @@ class Chunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """What it runs."""
-        return self.record()
+        """The program of the layers."""
+        return self.record_program()
 
     @property
     def first(self) -> bool:
+        """Whether the chunk has the model's first layers."""
         return self.stage is None or self.stage.first
 
     @property
     def last(self) -> bool:
+        """Whether the chunk has the model's last layers."""
         return self.stage is None or self.stage.last
 
 
-class Output:
-    """What a forward pass gives to the schedule.
+class ForwardOutput:
+    """The output of a chunk's forward pass.
 
-    chunk: of which layers. data: what is sent on. end: the end of its graph. entered: what entered, which the graph
-    holds.
+    chunk: the layers that ran.
+    data: the tensor that is sent to the next stage; None after it has been sent.
+    end: the end of the autograd graph.
+    input: the input of the chunk, to which the graph refers.
     """
 
-    __slots__ = ("chunk", "data", "end", "entered")
+    __slots__ = ("chunk", "data", "end", "input")
 
-    def __init__(self, chunk: Chunk, made: Tensor, entered: Tensor | None) -> None:
+    def __init__(self, chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
         self.chunk = chunk
-        self.data: Tensor | None = made
-        self.end = Tensor(made.shape, made.dtype, Storage(NoMeter(), 0))
-        self.end.node, self.end.output = made.node, made.output
-        self.entered = entered
+        self.data: Tensor | None = output
+        self.end = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
+        self.end.node, self.end.output = output.node, output.output
+        self.input = chunk_input
 
     def free(self) -> None:
-        """Frees what has been sent on, and not its graph (`deallocate_output_tensor`)."""
+        """Frees the tensor that has been sent, and keeps its graph (`deallocate_output_tensor`)."""
         self.data = None
 
 
@@ -129,8 +137,8 @@ class RankRun:
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
-        self.at = self.layout.coordinates(rank)
-        self.sharing = sharing(settings)
+        self.coordinates = self.layout.coordinates(rank)
+        self.sharding = optimizer_sharding(settings)
         vocabulary = settings.padded_vocabulary
         self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})
         self.graph = Graph(meter)
@@ -145,18 +153,18 @@ class RankRun:
         for number, chunk in enumerate(self.chunks):
             chunk.number = number
         self.buffers: list[Buffer] = []
-        self.kept: list[Storage] = []
-        self.states: list[Storage] = []
-        self.copies: list[Storage] = []
+        self.persistent_storages: list[Storage] = []
+        self.optimizer_states: list[Storage] = []
+        self.gradient_copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
-        self.sizes: list[int] = []
-        self.states_of: list[int] = []
-        self.gathered: list[int] = []
-        self.reported: list[Storage] = []
-        self.angles: list[Storage] = []
+        self.updated_sizes: list[int] = []
+        self.states_per_parameter: list[int] = []
+        self.step_gather_sizes: list[int] = []
+        self.reported_losses: list[Storage] = []
+        self.rope_tables: list[Storage] = []
         self.passes: PassRecorder | PassPlayer | None = None
-        self.retains = retains_batches(settings) and self.at.tp == 0
-        self.stepped = self.angled = False
+        self.retains = retains_batches(settings) and self.coordinates.tp == 0
+        self.has_stepped = self.has_rope_tables = False
 
     def _stages(self) -> Sequence[Stage | None]:
         if self.layout.pp == 1:
@@ -164,7 +172,7 @@ class RankRun:
         if self.spec.kind == "encoder-decoder":
             raise InputError("--pipeline-model-parallel-size: an encoder-decoder has one stage; expected 1")
         layers = self.spec.main.num_hidden_layers
-        return [stage for stage in stages(self.layout, layers) if stage.rank == self.at.pp]
+        return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
@@ -175,200 +183,222 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, size: Any, kind: str) -> Storage:
+        """Allocates bytes of a kind of memory."""
         with counted_as(self.meter, kind):
             return Storage(self.meter, size)
 
     def set_up_tables(self) -> None:
-        """Makes what passes read beside parameters."""
+        """Creates the tables that passes read beside parameters."""
         self.meter.place = Place("set-up")
-        self._positions()
+        self._make_rope_tables()
 
     def set_up(self) -> None:
-        """Makes all that is there before the first step."""
+        """Creates everything that exists before the first step."""
         settings, layout = self.settings, self.layout
-        distributed = self.sharing in ("elements", "layout")
+        distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
         weights: list[list[Storage]] = []
         for chunk in self.chunks:
             chunk.parameters = chunk.parameters or chunk.lowering.parameters_of(chunk.program)
             weights.append([])
-            for one in chunk.parameters:
-                weights[-1].append(self.storage((1 if one.narrow else 2) * one.size, "weights"))
-                if one.narrow:
-                    _, *more = weight_sizes(self.rank_choices, *one.tensor.shape)
-                    self.kept += [self.storage(size, "weights") for size in more]
-        self.angles = [self.storage(one.bytes // 2, "overhead") for one in self.angles]  # buffers of a Float16Module
+            for parameter in chunk.parameters:
+                weights[-1].append(self.storage((1 if parameter.narrow else 2) * parameter.size, "weights"))
+                if parameter.narrow:
+                    _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
+                    self.persistent_storages += [self.storage(size, "weights") for size in further_sizes]
+        self.rope_tables = [
+            self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
+        ]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
         for number, chunk in enumerate(self.chunks):
-            bucket = bucket_size(settings, layout, self.at, number, sum(one.size for one in chunk.parameters))
+            bucket = bucket_size(
+                settings, layout, self.coordinates, number, sum(parameter.size for parameter in chunk.parameters)
+            )
             for buffer in self._buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
-                        self.kept.append(self.storage((1 if buffer.narrow else 2) * buffer.size, "weights"))
-                    self.kept.append(self.storage(element * buffer.size, "gradients"))
+                        self.persistent_storages.append(
+                            self.storage((1 if buffer.narrow else 2) * buffer.size, "weights")
+                        )
+                    self.persistent_storages.append(self.storage(element * buffer.size, "gradients"))
             if distributed:
                 weights[number].reverse()
                 while weights[number]:
                     weights[number].pop(0)
-        self.kept += [one for of in weights for one in of]
+        self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
         self._main_parameters()
 
     def _buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
-        """The buffers of data parallelism of a chunk: those of experts come last, and matrices may have their own."""
-        distributed = self.sharing in ("elements", "layout")
+        """Yields the data-parallel buffers of a chunk. Experts' come last; matrices may have their own."""
+        distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
-            own = [one for one in chunk.parameters if one.expert is expert]
-            apart = self.sharing == "layout"
-            matrices = [one for one in own if apart and by_muon(one)]
-            rest = [one for one in own if not (apart and by_muon(one))]
+            parameters = [parameter for parameter in chunk.parameters if parameter.expert is expert]
+            by_layout = self.sharding == "layout"
+            matrices = [parameter for parameter in parameters if by_layout and by_muon(parameter)]
+            others = [parameter for parameter in parameters if not (by_layout and by_muon(parameter))]
             if matrices:
-                yield packed(matrices, expert, self.settings, self.layout, bucket)
-            for narrow in sorted({one.narrow for one in rest}):
-                group = [one for one in rest if one.narrow is narrow]
-                yield buffer_of(group, expert, self.settings, self.layout, bucket, tied, distributed)
+                yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
+            for narrow in sorted({parameter.narrow for parameter in others}):
+                group = [parameter for parameter in others if parameter.narrow is narrow]
+                yield make_buffer(group, expert, self.settings, self.layout, bucket, tied, distributed)
 
-    def _positions(self) -> None:
-        """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`). Latent attention has one
-        in each layer, and with YaRN cosines and sines (yarn_rotary_pos_embedding.py, `_set_cos_sin_cache`).
+    def _make_rope_tables(self) -> None:
+        """Creates the cached RoPE table (rotary_pos_embedding.py, `lru_cache`).
+
+        Latent attention with YaRN has cosines and sines in each layer (yarn_rotary_pos_embedding.py,
+        `_set_cos_sin_cache`).
         """
-        s = self.settings
-        if s.latent:
-            yarn = (s.rope_type or "yarn") == "yarn"
+        settings = self.settings
+        if settings.latent:
+            yarn = (settings.rope_type or "yarn") == "yarn"
             for _ in range(self._attention_layers() if yarn else 0):
-                width = s.qk_pos_emb_head_dim
-                self.angles += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
-        elif s.positions == "rope":
-            self.kept.append(self.storage(4 * (s.tokens // s.cp) * int(s.head_dim * s.rotary_percent), "overhead"))
+                width = settings.qk_pos_emb_head_dim
+                self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
+        elif settings.positions == "rope":
+            self.persistent_storages.append(
+                self.storage(
+                    4 * (settings.tokens // settings.cp) * int(settings.head_dim * settings.rotary_percent), "overhead"
+                )
+            )
 
     def _attention_layers(self) -> int:
-        """Layers of this rank with latent attention; each stands for itself here, though equal."""
+        """Number of this rank's layers with latent attention; each has tables of its own."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.later_tokens
-        own = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
-        return own + (self.settings.later_tokens if self.chunks[-1].last else 0)
+        layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
+        return layers + (self.settings.later_tokens if self.chunks[-1].last else 0)
 
-    def _first_angles(self) -> None:
-        """The first forward pass makes the angles of its positions, and of one kernel for both their cosines too."""
-        s = self.settings
-        if not s.latent or self.angled:
+    def _make_first_rope_tables(self) -> None:
+        """Creates the RoPE tables of latent attention in the first forward pass.
+
+        The fused kernel also replaces the cosines and sines.
+        """
+        settings = self.settings
+        if not settings.latent or self.has_rope_tables:
             return
-        self.angled = True
-        size, yarn = (s.tokens // s.cp) * s.qk_pos_emb_head_dim, (s.rope_type or "yarn") == "yarn"
+        self.has_rope_tables = True
+        size, yarn = (
+            (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim,
+            (settings.rope_type or "yarn") == "yarn",
+        )
         for i in range(self._attention_layers()):
-            self.kept.append(self.storage(4 * size, "overhead"))
+            self.persistent_storages.append(self.storage(4 * size, "overhead"))
             if yarn and self.rank_choices.mla_fusion:
                 for k in range(2):
-                    self.angles[2 * i + k] = self.storage(2 * size, "overhead")
+                    self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
 
     def _main_parameters(self) -> None:
-        """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type.
+        """Creates the fp32 main parameters of this rank, each from a copy in the parameter's own type.
 
         A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
         `_build_model_and_main_param_groups`).
         """
-        s = self.settings
-        if self.sharing == "turns":
-            own, self.gathered = by_turns(self.buffers, self.layout, self.at)
-        elif self.sharing == "layout":
-            own = by_layout(self.buffers, self.layout, self.at)
+        settings = self.settings
+        if self.sharding == "turns":
+            updates, self.step_gather_sizes = by_turns(self.buffers, self.layout, self.coordinates)
+        elif self.sharding == "layout":
+            updates = by_layout(self.buffers, self.layout, self.coordinates)
         else:
-            own = list(updated(self.buffers, self.sharing == "elements", self.layout, self.at, s.optimizer))
-        for size, states in own:
-            if not s.use_precision_aware_optimizer:
+            updates = list(
+                updated(self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer)
+            )
+        for size, states in updates:
+            if not settings.use_precision_aware_optimizer:
                 copy = self.storage(2 * size, "temporary")
-                self.kept.append(self.storage(4 * size, "optimizer"))
+                self.persistent_storages.append(self.storage(4 * size, "optimizer"))
                 del copy
-            self.sizes.append(size)
-            self.states_of.append(states)
-        self.kept += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+            self.updated_sizes.append(size)
+            self.states_per_parameter.append(states)
+        self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
-        s = self.settings
+        """Runs the optimizer's step; the first one creates the states."""
+        settings = self.settings
         self.meter.place = Place("step")
-        aware = s.use_precision_aware_optimizer
-        if not s.reduces_in_fp32 and not aware:
-            self.copies = [self.storage(4 * size, "gradients") for size in self.sizes]
-        if not self.stepped:
-            for size, states in zip(self.sizes, self.states_of, strict=True):
+        aware = settings.use_precision_aware_optimizer
+        if not settings.reduces_in_fp32 and not aware:
+            self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
+        if not self.has_stepped:
+            for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
                 if aware:
-                    self._own_states(size)
+                    self._make_precision_aware_states(size)
                 else:
-                    self.states += [self.storage(4 * size, "optimizer") for _ in range(states)]
-            self.stepped = True
-        for size in [] if s.overlap_param_gather else self.gathered:
+                    self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
+            self.has_stepped = True
+        for size in [] if settings.overlap_param_gather else self.step_gather_sizes:
             self.storage(2 * size, "communication")
 
-    def _own_states(self, size: int) -> None:
-        """The states of a parameter that a precision-aware optimizer has, each with its factor where it is not fp32.
+    def _make_precision_aware_states(self, size: int) -> None:
+        """Creates a parameter's states under a precision-aware optimizer, and the scales of those that are not fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
         Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
         """
-        s = self.settings
-        for name in (s.exp_avg_dtype, s.exp_avg_sq_dtype):
-            self.states.append(self.storage(STATES[name] * size, "optimizer"))
+        settings = self.settings
+        for name in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
+            self.optimizer_states.append(self.storage(STATES[name] * size, "optimizer"))
             if name != "fp32":
-                self.states.append(self.storage(4, "optimizer"))
-        remainders = s.bf16 and s.main_params_dtype == "fp32"
-        main = self.storage((2 if remainders else STATES[s.main_params_dtype]) * size, "optimizer")
+                self.optimizer_states.append(self.storage(4, "optimizer"))
+        remainders = settings.bf16 and settings.main_params_dtype == "fp32"
+        main = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
         if not remainders:
             copy = self.storage(2 * size, "temporary")
-            whole = self.storage(4 * size, "temporary")
-            del copy, whole
-        self.states.append(main)
-        if s.main_params_dtype != "fp32":
-            self.states.append(self.storage(4, "optimizer"))
+            fp32_copy = self.storage(4 * size, "temporary")
+            del copy, fp32_copy
+        self.optimizer_states.append(main)
+        if settings.main_params_dtype != "fp32":
+            self.optimizer_states.append(self.storage(4, "optimizer"))
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
-    def batch(self, chunk: Chunk) -> list[Tensor]:
-        """What a stage gets of the batch (training/utils.py, `get_batch_on_this_tp_rank`)."""
-        new, s = self.graph.new, self.settings
+    def get_batch(self, chunk: Chunk) -> list[Tensor]:
+        """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
+        new, settings = self.graph.new, self.settings
         rows = self.run_config.batch * self.run_config.workload.seq
-        made: list[Tensor] = []
+        tensors: list[Tensor] = []
         if chunk.last:
-            made += [new((rows,), INT64), new((rows,), FLOAT32)]
-        if chunk.first or (chunk.last and s.later_tokens):
-            made += [new((rows,), INT64), new((rows,), INT64)]
-        if made and not s.no_create_attention_mask_in_dataloader:
-            made.append(new((self.run_config.batch * self.run_config.workload.seq, s.tokens), BOOL))
-        return made
+            tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
+        if chunk.first or (chunk.last and settings.later_tokens):
+            tensors += [new((rows,), INT64), new((rows,), INT64)]
+        if tensors and not settings.no_create_attention_mask_in_dataloader:
+            tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
+        return tensors
 
-    def forward(self, chunk: Chunk, entered: Tensor | None) -> Output:
-        """forward_step: the loss of the last stage, or what is sent on."""
+    def forward(self, chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
+        """Runs `forward_step`, whose output is the loss on the last stage."""
         self.meter.place = Place("forward")
-        batch = self.batch(chunk)
-        self._first_angles()
-        chunk.input_tensor = entered
+        batch = self.get_batch(chunk)
+        self._make_first_rope_tables()
+        chunk.input_tensor = chunk_input
         passes = self.passes
 
         def run() -> Tensor:
-            return self._forward_pass(chunk, entered)
+            return self._forward_pass(chunk, chunk_input)
 
-        made = run() if passes is None else passes.forward(chunk.number, entered, run)
+        output = run() if passes is None else passes.forward(chunk.number, chunk_input, run)
         if self.retains:
             self.batches.append(batch)
         del batch
-        return Output(chunk, made, entered)
+        return ForwardOutput(chunk, output, chunk_input)
 
-    def _forward_pass(self, chunk: Chunk, entered: Tensor | None) -> Tensor:
-        self.persistent.entry_of_chunk = entered
-        made = chunk.lowering.run_rank(chunk.program, entered)
+    def _forward_pass(self, chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+        self.persistent.entry_of_chunk = chunk_input
+        output = chunk.lowering.run_rank(chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
         if chunk.last:
             self.meter.place = Place("forward", path="loss")
-            losses = chunk.lowering.loss_of(made)
-            del made
-            made = self._summed(losses)
+            losses = chunk.lowering.loss_of(output)
+            del output
+            output = self._sum_loss(losses)
             chunk.lowering.logits = []
             del losses
-        return made
+        return output
 
-    def _summed(self, losses: Tensor) -> Tensor:
-        """The sum over the tokens that count (pretrain_gpt.py, `loss_func`)."""
+    def _sum_loss(self, losses: Tensor) -> Tensor:
+        """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
         graph, shape = self.graph, losses.shape
         masked = graph.new(shape, FLOAT32)
         out = graph.new((1,), FLOAT32)
@@ -377,8 +407,8 @@ class RankRun:
         out.node = node
         return out
 
-    def backward(self, entered: Tensor | None, output: Output, gradient: Tensor | None) -> Tensor | None:
-        """backward_step: the gradient of what entered."""
+    def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
+        """Runs `backward_step`. Returns the gradient of the chunk's input."""
         self.meter.place = Place("backward")
         passes = self.passes
 
@@ -388,120 +418,129 @@ class RankRun:
         if passes is None:
             run()
         else:
-            passes.backward(output.chunk.number, [] if entered is None else [entered], run)
-        return None if entered is None else entered.grad
+            passes.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run)
+        return None if chunk_input is None else chunk_input.grad
 
-    def _backward_pass(self, output: Output, gradient: Tensor | None) -> None:
+    def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
         if gradient is None:
             gradient = self.graph.new(output.end.shape, output.end.dtype)
         backward(self.graph, output.end, gradient)
 
-    def received(self) -> Tensor:
-        """What the stage before sends; its gradient stays with it."""
+    def receive_hidden(self) -> Tensor:
+        """Returns the hidden states that the previous stage sends; they hold their gradient."""
         self.meter.place = Place("forward", path="receive")
-        x = self._hidden()
-        here = ref(x)
+        x = self._new_hidden()
+        tensor_reference = ref(x)
 
         def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            there = here()
-            if there is not None:
-                there.grad = g
+            tensor = tensor_reference()
+            if tensor is not None:
+                tensor.grad = g
             return (None,)
 
         x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), arrived)
         return x
 
-    def _hidden(self) -> Tensor:
+    def _new_hidden(self) -> Tensor:
         rows = self.run_config.batch * self.run_config.workload.seq
         return self.graph.new((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
 
     # --- schedules ---------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        self.copies = []
+        """Runs a training step."""
+        self.gradient_copies = []
         self.batches = []
         if self.layout.pp == 1:
-            self._alone()
+            self._run_without_pipeline()
         elif self.layout.vpp == 1:
-            self._one_forward_one_backward()
+            self._run_1f1b()
         else:
-            self._interleaved()
+            self._run_interleaved()
         self.end_step()
 
     def end_step(self) -> None:
-        """What follows the passes of a step."""
+        """Runs what follows the passes of a step: deferred gradients and the optimizer."""
         self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
-        if self.chunks[-1].last and not self.reported:
-            self.reported = [self.storage(4, "temporary") for _ in range(REPORTED)]
+        if self.chunks[-1].last and not self.reported_losses:
+            self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches that are run: after those that differ, all are alike."""
+        """Number of micro-batches that are run: further ones would repeat the last."""
         if self.retains or self.rank_choices.deferred is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
-    def _alone(self) -> None:
-        """forward_backward_no_pipelining. Where the passes of two micro-batches overlap, one enters a layer while the
-        other leaves one, and both together keep as much as one pass; the loss comes after the last layer of both
+    def _run_without_pipeline(self) -> None:
+        """Runs `forward_backward_no_pipelining`.
+
+        Where the passes of two micro-batches overlap, one enters a layer while the other leaves one. Both together save
+        as much as one pass, and the loss comes after the last layer of both
         (core/pipeline_parallel/combined_1f1b.py, models/common/model_chunk_schedule_plan.py, `run`).
         """
         for _ in range(self.microbatches):
             output = self.forward(self.chunks[0], None)
             self.backward(None, output, None)
 
-    def _one_forward_one_backward(self) -> None:
-        """forward_backward_pipelining_without_interleaving"""
-        (chunk,), number = self.chunks, self.microbatches
-        warmup = min(self.layout.pp - self.at.pp - 1, number)
-        entered, outputs = list[Tensor | None](), list[Output]()
+    def _run_1f1b(self) -> None:
+        """Runs `forward_backward_pipelining_without_interleaving`."""
+        (chunk,), microbatches = self.chunks, self.microbatches
+        warmup = min(self.layout.pp - self.coordinates.pp - 1, microbatches)
+        inputs, outputs = list[Tensor | None](), list[ForwardOutput]()
         for _ in range(warmup):
-            x = None if chunk.first else self.received()
+            x = None if chunk.first else self.receive_hidden()
             output = self.forward(chunk, x)
-            entered.append(x)
+            inputs.append(x)
             outputs.append(output)
             output.free()
-        remaining = number - warmup
+        remaining = microbatches - warmup
         if remaining:
-            x = None if chunk.first else self.received()
+            x = None if chunk.first else self.receive_hidden()
         for i in range(remaining):
             output = self.forward(chunk, x)
-            gradient = None if chunk.last else self.sent_back()
-            entered.append(x)
+            gradient = None if chunk.last else self.receive_gradient()
+            inputs.append(x)
             outputs.append(output)
             output.free()
-            x, output = entered.pop(0), outputs.pop(0)
-            sent = self.backward(x, output, gradient)
-            x = None if chunk.first or i == remaining - 1 else self.received()
+            x, output = inputs.pop(0), outputs.pop(0)
+            input_gradient = self.backward(x, output, gradient)
+            x = None if chunk.first or i == remaining - 1 else self.receive_hidden()
         for _ in range(warmup):
-            x, output = entered.pop(0), outputs.pop(0)
-            gradient = None if chunk.last else self.sent_back()
-            sent = self.backward(x, output, gradient)
-        del sent
+            x, output = inputs.pop(0), outputs.pop(0)
+            gradient = None if chunk.last else self.receive_gradient()
+            input_gradient = self.backward(x, output, gradient)
+        del input_gradient
 
-    def sent_back(self) -> Tensor:
-        """The gradient that the stage after sends."""
+    def receive_gradient(self) -> Tensor:
+        """Returns the gradient that the next stage sends."""
         self.meter.place = Place("backward", path="receive")
-        return self._hidden()
+        return self._new_hidden()
 
-    def _interleaved(self) -> None:
-        """forward_backward_pipelining_with_interleaving"""
+    def _run_interleaved(self) -> None:
+        """Runs `forward_backward_pipelining_with_interleaving`."""
         Interleaved(self).run()
 
 
 class Interleaved:
-    """The interleaved schedule of one rank, with the variables of Megatron's function.
+    """The interleaved schedule of one rank.
 
-    order: which chunk each forward pass is of. warmup: forward passes before the first backward pass.
+    Attributes that hold tensors live as long as the variables of Megatron's function
+    (`forward_backward_pipelining_with_interleaving`).
+
+    order: the chunk of each forward pass.
+    total: forward passes of a step.
+    warmup: forward passes before the first backward pass.
+    remaining: forward passes that are each followed by a backward pass.
     """
 
     def __init__(self, run: RankRun) -> None:
         settings, self.rank = run.settings, run
-        self.pp, self.chunks, self.at = run.layout.pp, len(run.chunks), run.at.pp
+        self.pp, self.chunks, stage = run.layout.pp, len(run.chunks), run.coordinates.pp
         group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        every = run.retains or run.rank_choices.deferred is not None
-        number = settings.microbatches if every else min(settings.microbatches, max(3 * group, self.pp))
+        runs_all = run.retains or run.rank_choices.deferred is not None
+        number = settings.microbatches if runs_all else min(settings.microbatches, max(3 * group, self.pp))
         if settings.microbatches % group == 0:
             number = max(group, number // group * group)
         self.order: list[int] = []
@@ -509,133 +548,149 @@ class Interleaved:
             size = min(group, number - start)
             self.order += [chunk for chunk in range(self.chunks) for _ in range(size)]
         self.total = number * self.chunks
-        self.warmup = min(self.total, (self.pp - self.at - 1) * 2 + (self.chunks - 1) * group)
+        self.warmup = min(self.total, (self.pp - stage - 1) * 2 + (self.chunks - 1) * group)
+        self.remaining = self.total - self.warmup
         self.overlaps = not settings.no_overlap_p2p_communication
-        self.entered: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        self.outputs: list[list[Output]] = [[] for _ in run.chunks]
+        self.first, self.last = stage == 0, stage == self.pp - 1
+        self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
         self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        first, last = self.at == 0, self.at == self.pp - 1
-        self.forward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if first else 1)
-        self.backward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if last else 1)
-        self.first, self.last = first, last
-        self.sent: Tensor | None = None
+        self.forward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if self.first else 1)
+        self.backward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if self.last else 1)
+        self.output: ForwardOutput | None = None
+        self.input_tensor: Tensor | None = None
+        self.output_gradient: Tensor | None = None
+        self.input_gradient: Tensor | None = None
 
-    def chunk(self, step: int, forward: bool) -> int:
+    def chunk_of(self, step: int, forward: bool) -> int:
+        """The chunk of a forward or backward step."""
         chunk = self.order[step % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
     def is_first(self, chunk: int) -> bool:
+        """Whether a chunk has the model's first layers."""
         return self.first and chunk == 0
 
     def is_last(self, chunk: int) -> bool:
+        """Whether a chunk has the model's last layers."""
         return self.last and chunk == self.chunks - 1
 
-    def arrives(self, step: int, forward: bool) -> tuple[bool, int]:
-        """recv_tensor_from_previous_stage: whether a tensor comes after a step, and for which chunk."""
-        comes, final = True, self.chunks - 1 if forward else 0
+    def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
+        """Whether the rank receives a tensor after a step, and for which chunk (`recv_tensor_from_previous_stage`)."""
         if not (self.first if forward else self.last):
-            return True, self.chunk(step + 1, forward)
+            return True, self.chunk_of(step + 1, forward)
         if step < self.pp - 1:
-            comes, chunk = False, self.chunk(step + 1, forward)
-        else:
-            chunk = self.chunk(step - (self.pp - 1), forward)
-        return comes and chunk != final, chunk + (1 if forward else -1)
+            return False, self.chunk_of(step + 1, forward) + (1 if forward else -1)
+        chunk = self.chunk_of(step - (self.pp - 1), forward)
+        return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
-    def forward(self, step: int) -> Output:
-        chunk = self.chunk(step, True)
-        if self.is_first(chunk) and len(self.entered[chunk]) == len(self.outputs[chunk]):
-            self.entered[chunk].append(None)
-        x = self.entered[chunk][len(self.outputs[chunk])]
+    def forward(self, step: int) -> ForwardOutput:
+        """Runs the forward pass of a step."""
+        chunk = self.chunk_of(step, True)
+        if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
+            self.inputs[chunk].append(None)
+        x = self.inputs[chunk][len(self.outputs[chunk])]
         output = self.rank.forward(self.rank.chunks[chunk], x)
         self.outputs[chunk].append(output)
         return output
 
     def backward(self, step: int) -> Tensor | None:
-        chunk = self.chunk(step, False)
+        """Runs the backward pass of a step. Returns the gradient of the chunk's input."""
+        chunk = self.chunk_of(step, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
-        x, output = self.entered[chunk].pop(0), self.outputs[chunk].pop(0)
+        x, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
         gradient = self.gradients[chunk].pop(0)
         return self.rank.backward(x, output, gradient)
 
     def run(self) -> None:
-        rank, remaining = self.rank, self.total - self.warmup
-        output: Output | None = None
-        given: Tensor | None
-        self.entered[0].append(None if self.is_first(0) else rank.received())
-        for k in range(self.warmup):
-            comes, chunk = self.arrives(k, True)
-            comes = comes and k != self.total - 1
-            output = self.forward(k)
-            if self.is_last(self.chunk(k, True)):
-                output = None
-            given = rank.received() if comes else None
-            if k == self.warmup - 1 and not self.overlaps and remaining:
-                self.gradients[-1].append(None if self.last else rank.sent_back())
-            if comes:
-                self.entered[chunk].append(given)
-            if output is not None:
-                output.free()
-            if k == self.warmup - 1 and self.overlaps and remaining and not self.last:
-                self.backward_buffer[-1] = rank.sent_back()
-                self.gradients[-1].append(self.backward_buffer[-1])
-        for k in range(remaining):
-            step = k + self.warmup
+        """Runs the three phases: warm-up, one forward and one backward pass in turn, and cool-down."""
+        self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
+        for step in range(self.warmup):
+            self._warm_up(step)
+        for step in range(self.remaining):
             if self.overlaps:
-                output = self._overlapped(k, step, remaining, output)
-                continue
-            output = self.forward(step)
-            self.sent = self.backward(k)
-            if self.is_last(self.chunk(step, True)):
-                output = None
-            if self.is_first(self.chunk(k, False)):
-                self.sent = None
-            comes, chunk = self.arrives(step, True)
-            comes = comes and k != remaining - 1
-            back, before = self.arrives(k, False)
-            given = rank.received() if comes else None
-            gradient = rank.sent_back() if back else None
-            if output is not None:
-                output.free()
-            if comes:
-                self.entered[chunk].append(given)
-            if back:
-                self.gradients[before].append(gradient)
-        if output is not None:
-            output.free()
-        if not remaining:
-            self.gradients[-1].append(None if self.last else rank.sent_back())
-        for k in range(remaining, self.total):
-            back, before = self.arrives(k, False)
-            back = back and k != self.total - 1
-            self.sent = self.backward(k)
-            gradient = rank.sent_back() if back else None
-            if back:
-                self.gradients[before].append(gradient)
+                self._forward_and_backward_overlapped(step)
+            else:
+                self._forward_and_backward(step)
+        if self.output is not None:
+            self.output.free()
+        if not self.remaining:
+            self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
+        for step in range(self.remaining, self.total):
+            self._cool_down(step)
 
-    def _overlapped(self, k: int, step: int, remaining: int, output: Output | None) -> Output | None:
-        """One forward and one backward pass, where what is sent and received overlaps with them."""
-        rank = self.rank
-        if output is not None:
-            output.free()
-        del output
-        made: Output | None = self.forward(step)
-        if self.is_last(self.chunk(step, True)):
-            made = None
-        comes, chunk = self.arrives(step, True)
-        comes = comes and k != remaining - 1
+    def _warm_up(self, step: int) -> None:
+        """Runs a forward pass; the last one is followed by the first gradient from the next stage."""
+        receives, next_chunk = self.next_received(step, True)
+        receives = receives and step != self.total - 1
+        receives_gradient = step == self.warmup - 1 and self.remaining > 0
+        self.output = self.forward(step)
+        if self.is_last(self.chunk_of(step, True)):
+            self.output = None
+        self.input_tensor = self.rank.receive_hidden() if receives else None
+        if receives_gradient and not self.overlaps:
+            self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
+        if receives:
+            self.inputs[next_chunk].append(self.input_tensor)
+        if self.output is not None:
+            self.output.free()
+        if receives_gradient and self.overlaps and not self.last:
+            self.backward_buffer[-1] = self.rank.receive_gradient()
+            self.gradients[-1].append(self.backward_buffer[-1])
+
+    def _forward_and_backward(self, step: int) -> None:
+        """Runs a forward and a backward pass, then sends and receives. step: number of the backward pass."""
+        forward_step = step + self.warmup
+        self.output = self.forward(forward_step)
+        self.input_gradient = self.backward(step)
+        if self.is_last(self.chunk_of(forward_step, True)):
+            self.output = None
+        if self.is_first(self.chunk_of(step, False)):
+            self.input_gradient = None
+        receives, next_chunk = self.next_received(forward_step, True)
+        receives = receives and step != self.remaining - 1
+        receives_gradient, gradient_chunk = self.next_received(step, False)
+        self.input_tensor = self.rank.receive_hidden() if receives else None
+        self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
+        if self.output is not None:
+            self.output.free()
+        if receives:
+            self.inputs[next_chunk].append(self.input_tensor)
+        if receives_gradient:
+            self.gradients[gradient_chunk].append(self.output_gradient)
+
+    def _forward_and_backward_overlapped(self, step: int) -> None:
+        """Runs a forward and a backward pass, with which sending and receiving overlap."""
+        rank, forward_step = self.rank, step + self.warmup
+        if self.output is not None:
+            self.output.free()
+        output: ForwardOutput | None = self.forward(forward_step)
+        if self.is_last(self.chunk_of(forward_step, True)):
+            output = None
+        receives, next_chunk = self.next_received(forward_step, True)
+        receives = receives and step != self.remaining - 1
         places = len(self.forward_buffer)
-        self.forward_buffer[step % places] = rank.received() if comes else None
-        if comes:
-            self.entered[chunk].append(self.forward_buffer[step % places])
-            self.forward_buffer[(step + 1) % places] = None
-        self.sent = self.backward(k)
-        if self.is_first(self.chunk(k, False)):
-            self.sent = None
-        back, before = self.arrives(k, False)
+        self.forward_buffer[forward_step % places] = rank.receive_hidden() if receives else None
+        if receives:
+            self.inputs[next_chunk].append(self.forward_buffer[forward_step % places])
+            self.forward_buffer[(forward_step + 1) % places] = None
+        self.input_gradient = self.backward(step)
+        if self.is_first(self.chunk_of(step, False)):
+            self.input_gradient = None
+        receives_gradient, gradient_chunk = self.next_received(step, False)
         places = len(self.backward_buffer)
-        self.backward_buffer[k % places] = rank.sent_back() if back else None
-        if back:
-            self.gradients[before].append(self.backward_buffer[k % places])
-            self.backward_buffer[(k + 1) % places] = None
-        return made
+        self.backward_buffer[step % places] = rank.receive_gradient() if receives_gradient else None
+        if receives_gradient:
+            self.gradients[gradient_chunk].append(self.backward_buffer[step % places])
+            self.backward_buffer[(step + 1) % places] = None
+        self.output = output
+
+    def _cool_down(self, step: int) -> None:
+        """Runs a backward pass that no forward pass comes with."""
+        receives_gradient, gradient_chunk = self.next_received(step, False)
+        receives_gradient = receives_gradient and step != self.total - 1
+        self.input_gradient = self.backward(step)
+        self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
+        if receives_gradient:
+            self.gradients[gradient_chunk].append(self.output_gradient)

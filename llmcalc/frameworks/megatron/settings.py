@@ -197,26 +197,26 @@ class MegatronSettings(MegatronArguments):
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
-        kind, given = self.tokenizer, self.vocab_size
+        kind, size = self.tokenizer, self.vocab_size
         if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
             added = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return None if given is None else given + (1 if added or kind != "NullTokenizer" else 0)
+            return None if size is None else size + (1 if added or kind != "NullTokenizer" else 0)
         if kind == "TikTokenizer":
-            return given or TIKTOKEN
+            return size or TIKTOKEN
         if kind in WORD_PIECES:
             return WORD_PIECES[kind] + self.vocab_extra_ids
         if kind == "GPT2BPETokenizer":
             return GPT2
-        if kind == "Llama2Tokenizer" and given is None:
+        if kind == "Llama2Tokenizer" and size is None:
             return LLAMA2
-        if kind in SENTENCE_PIECES and given is None:
+        if kind in SENTENCE_PIECES and size is None:
             return self._named_vocabulary()
-        return given
+        return size
 
     def _named_vocabulary(self) -> int | None:
         """Tokens that the name of a SentencePiece model gives in thousands (`…_256k.model`)."""
-        found = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
-        return None if found is None else int(found[1]) * 1000
+        match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
+        return None if match is None else int(match[1]) * 1000
 
     @property
     def padded_vocabulary(self) -> int | None:
@@ -258,38 +258,47 @@ class MegatronSettings(MegatronArguments):
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
         """
-        count, layers = self.pp * self.chunks, self.layers
         if self.pipeline_model_parallel_layout is not None:
             return tuple(stage.count("t") for stage in unrolled(self.pipeline_model_parallel_layout).split("|"))
         if self.hybrid_layer_pattern is not None and len(self.segments) > 1:
             return tuple(map(len, self.segments))
+        if (self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers) != (None, None):
+            return self._layers_with_given_ends()
+        if self.account_for_embedding_in_pipeline_split or self.account_for_loss_in_pipeline_split:
+            return self._layers_beside_embedding_and_loss()
+        return None
+
+    def _layers_with_given_ends(self) -> tuple[int, ...]:
+        """Layers of each stage where the number of the first or the last rank is given. Raises `InputError`."""
         first, last = self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers
-        if first is not None or last is not None:
-            ends = (first is not None) + (last is not None)
-            rest = layers - (first or 0) - (last or 0)
-            if self.pp < ends or (self.pp > ends and rest % (self.pp - ends)) or (self.pp == ends and rest):
-                raise InputError(
-                    f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {rest} layers are left "
-                    f"for {max(0, self.pp - ends)} stages; expected a multiple"
-                )
-            ranks = [rest // max(1, self.pp - ends)] * self.pp
-            ranks[0] = ranks[0] if first is None else first
-            ranks[-1] = ranks[-1] if last is None else last
-            if any(one % self.chunks for one in ranks):
-                raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {ranks}")
-            return tuple(one // self.chunks for one in ranks) * self.chunks
-        embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        if not embedding and not loss:
-            return None
-        if (layers + embedding + loss) % count:
+        remaining = self.layers - (first or 0) - (last or 0)
+        middle_ranks = self.pp - (first is not None) - (last is not None)
+        fits = remaining == 0 if middle_ranks == 0 else middle_ranks > 0 and remaining % middle_ranks == 0
+        if not fits:
             raise InputError(
-                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
-                f"{layers + embedding + loss} parts; expected a multiple of {count} stages"
+                f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {remaining} layers are left "
+                f"for {max(0, middle_ranks)} stages; expected a multiple"
             )
-        even = [(layers + embedding + loss) // count] * count
-        even[0] -= embedding
-        even[-1] -= loss
-        return tuple(even)
+        by_rank = [remaining // max(1, middle_ranks)] * self.pp
+        by_rank[0] = by_rank[0] if first is None else first
+        by_rank[-1] = by_rank[-1] if last is None else last
+        if any(layers % self.chunks for layers in by_rank):
+            raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {by_rank}")
+        return tuple(layers // self.chunks for layers in by_rank) * self.chunks
+
+    def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
+        """Layers of each stage where the embedding or the loss count as a layer. Raises `InputError`."""
+        embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        count, parts = self.pp * self.chunks, self.layers + embedding + loss
+        if parts % count:
+            raise InputError(
+                f"--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: {parts} parts; "
+                f"expected a multiple of {count} stages"
+            )
+        layers = [parts // count] * count
+        layers[0] -= embedding
+        layers[-1] -= loss
+        return tuple(layers)
 
     @cached_property
     def chunks(self) -> int:
@@ -373,6 +382,20 @@ class MegatronSettings(MegatronArguments):
 
     def check(self) -> None:
         """Raises `InputError`, naming the argument, for values that Megatron-LM or its model refuses."""
+        self._check_sizes()
+        self._check_world()
+        self._check_batch()
+        self._check_experts()
+        self._check_tokens()
+        self._check_context()
+        if self.fp16 and self.bf16:
+            raise InputError("--fp16, --bf16: both are given; expected one")
+        if self.kind == "t5" and self.decoder_seq_length is None:
+            raise InputError("--decoder-seq-length: missing; T5 needs it")
+        self.layout()
+
+    def _check_sizes(self) -> None:
+        """Raises `InputError` for missing sizes, sizes below 1, and heads that do not divide the width."""
         for name in ("hidden_size", "num_attention_heads", "micro_batch_size"):
             self._positive(name, getattr(self, name))
         self._positive("num_layers", self.layers or None)
@@ -386,11 +409,16 @@ class MegatronSettings(MegatronArguments):
             self._refuse("num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels")
         if self.num_attention_heads % self.query_groups:
             self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
-        self._check_world()
+
+    def _check_batch(self) -> None:
+        """Raises `InputError` for a batch that replicas and micro-batches do not divide."""
         micro = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % micro:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
             self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
+
+    def _check_experts(self) -> None:
+        """Raises `InputError` for experts that ranks do not divide, and for patterns of another number of layers."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
                 self._refuse(
@@ -406,6 +434,9 @@ class MegatronSettings(MegatronArguments):
             raise InputError(
                 f"--linear-attention-freq: a pattern of {len(self.delta_layers)} layers; expected one of {self.layers}"
             )
+
+    def _check_tokens(self) -> None:
+        """Raises `InputError` for sequences beyond the positions, or that ranks of a tensor group do not divide."""
         longest = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
             self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
@@ -415,12 +446,6 @@ class MegatronSettings(MegatronArguments):
                     f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
                     "expected a multiple"
                 )
-        self._check_context()
-        if self.fp16 and self.bf16:
-            raise InputError("--fp16, --bf16: both are given; expected one")
-        if self.kind == "t5" and self.decoder_seq_length is None:
-            raise InputError("--decoder-seq-length: missing; T5 needs it")
-        self.layout()
 
     def _check_context(self) -> None:
         """Raises `InputError` for what ranks of one sequence do not divide."""
@@ -430,11 +455,11 @@ class MegatronSettings(MegatronArguments):
                 self._refuse(name, f"a multiple of 2 · context-parallel size = {parts}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
-            own = [max(1, (of or 1) // self.tp) for of in heads]
-            if any(each % self.cp for each in own):
+            rank_heads = [max(1, (count or 1) // self.tp) for count in heads]
+            if any(heads_of_rank % self.cp for heads_of_rank in rank_heads):
                 raise InputError(
-                    f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {own[0]} heads and "
-                    f"{own[1]} key heads of a rank; expected a divisor of both, or p2p"
+                    f"--cp-comm-type a2a: --context-parallel-size {self.cp} does not divide the {rank_heads[0]} heads "
+                    f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
     def _positive(self, name: str, value: Any) -> None:
@@ -450,10 +475,10 @@ class MegatronSettings(MegatronArguments):
 def _scheduled(text: str) -> Iterator[tuple[int, int]]:
     """The batches of a schedule, `0:384 200B:768`, after the tokens from which they hold. Raises `InputError`."""
     for part in text.split():
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", part, re.IGNORECASE)
-        if found is None or not int(found[3]):
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", part, re.IGNORECASE)
+        if match is None or not int(match[3]):
             raise InputError(f"--step-batch-size-schedule {shown(text)}: not understood; expected 0:384 200B:768")
-        yield int(float(found[1]) * THOUSANDS[found[2].upper()]), int(found[3])
+        yield int(float(match[1]) * THOUSANDS[match[2].upper()]), int(match[3])
 
 
 THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -468,14 +493,16 @@ def unrolled(text: str) -> str:
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
-    what = f"--pipeline-model-parallel-layout {shown(text)}"
+    argument = f"--pipeline-model-parallel-layout {shown(text)}"
     out = text.replace(",", "").replace(" ", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(one[1]) * int(one[2]) for one in re.finditer(pattern, out)) > LONGEST_LAYOUT:
-            raise InputError(f"{what}: too long; expected at most {LONGEST_LAYOUT:,} layers")
-        out = re.sub(pattern, lambda one: one[1] * int(one[2]), out)
+        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, out)) > LONGEST_LAYOUT:
+            raise InputError(f"{argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
+        out = re.sub(pattern, lambda match: match[1] * int(match[2]), out)
     if len(out) > LONGEST_LAYOUT or set(out) - set("EtmL|"):
-        raise InputError(f"{what}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L")
+        raise InputError(
+            f"{argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
+        )
     return out
 
 

@@ -45,54 +45,56 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
-    """The arguments of a run of a model on a layout. gpu: the name of one device.
+def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
+    """Returns the arguments of a run of a model on a layout. gpu: the name of one device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
-    spec, use, chosen = one.spec, one.states, one.settings
-    _check(one, layout)
-    recompute = chosen.recompute or "none"
+    spec, use, options = memory.spec, memory.states, memory.settings
+    _check(memory, layout)
+    recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
     batch = int(use.workload.batch)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
         "gpu": gpu,
         "date": version_date(version),
         "micro_batch_size": batch,
-        "global_batch_size": batch * layout.dp * (chosen.num_microbatches or 1),
+        "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(use.workload.seq),
-        **_formats(chosen),
+        **_formats(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        "attention_backend": "auto" if chosen.attn_implementation in (None, "flash") else "unfused",
+        "attention_backend": "auto" if options.attn_implementation in (None, "flash") else "unfused",
         "no_create_attention_mask_in_dataloader": True,
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
-        **_loss(chosen.cross_entropy),
+        **_loss(options.cross_entropy),
         **RECOMPUTED[recompute],
         **_shape(spec),
         **_layout(layout),
     }
-    if chosen.moe is not None and chosen.moe != "dropless":
-        given["moe_expert_capacity_factor"] = float(chosen.moe.partition(":")[2])
-        given["moe_pad_expert_input_to_capacity"] = True
-    if one.runtime.expandable:
-        given["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    found = MegatronSettings(**given)
-    found.check()
-    return found
+    if options.moe is not None and options.moe != "dropless":
+        arguments["moe_expert_capacity_factor"] = float(options.moe.partition(":")[2])
+        arguments["moe_pad_expert_input_to_capacity"] = True
+    if memory.runtime.expandable:
+        arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    settings = MegatronSettings(**arguments)
+    settings.check()
+    return settings
 
 
 def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
     """The arguments of a run on an accelerator with that runtime: those of a launch file, or made of its options."""
 
     def make() -> MegatronSettings:
-        own = run.own_settings
+        launch_settings = run.own_settings
         settings: MegatronSettings = (
-            settings_of(run.memory, run.layout, run.version, runtime.gpu) if own is None else own
+            settings_of(run.memory, run.layout, run.version, runtime.gpu)
+            if launch_settings is None
+            else launch_settings
         )
         expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
         return replace(settings, gpu=runtime.gpu, env={**settings.env, **expandable})
@@ -101,78 +103,89 @@ def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
     return settings
 
 
-def _check(one: Memory, layout: Layout) -> None:
+def _check(memory: Memory, layout: Layout) -> None:
     """Raises `InputError` for a run that is not Megatron's."""
-    chosen = one.settings
-    if chosen.phase != "training":
-        raise InputError(f"--phase {chosen.phase}: Megatron's runs are of training; expected training")
-    if one.spec.kind != "decoder":
-        raise InputError(f"--framework megatron: {one.spec.kind} models are read from launch files; expected --launch")
-    if MTP.name in one.states.count.include:
+    options = memory.settings
+    if options.phase != "training":
+        raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
+    if memory.spec.kind != "decoder":
+        raise InputError(
+            f"--framework megatron: {memory.spec.kind} models are read from launch files; expected --launch"
+        )
+    if MTP.name in memory.states.count.include:
         raise InputError(
             "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
         )
-    experts = routed_experts(one.spec)
+    experts = routed_experts(memory.spec)
     if experts and experts % layout.ep:
         fit = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {fit}")
     parts = 2 * layout.cp
-    if layout.cp > 1 and one.states.workload.seq % parts:
+    if layout.cp > 1 and memory.states.workload.seq % parts:
         raise InputError(
-            f"--seq {one.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple of "
-            f"{parts}"
+            f"--seq {memory.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a multiple "
+            f"of {parts}"
         )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
-    for name, known in KNOWN.items():
-        if (value := getattr(chosen, name)) not in (None, *known):
+    for name, values in KNOWN.items():
+        if (value := getattr(options, name)) not in (None, *values):
             raise InputError(
-                f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(known)}"
+                f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(values)}"
             )
-    for name, found in declared(Settings).items():
-        if not found.setting.every_framework and name not in KNOWN and getattr(chosen, name) not in (None, False):
-            raise InputError(f"{found.option}: not modelled with --framework megatron; expected no {found.option}")
+    for name, declaration in declared(Settings).items():
+        if (
+            not declaration.setting.every_framework
+            and name not in KNOWN
+            and getattr(options, name) not in (None, False)
+        ):
+            raise InputError(
+                f"{declaration.option}: not modelled with --framework megatron; expected no {declaration.option}"
+            )
 
 
-def _formats(chosen: Settings) -> dict[str, Any]:
+def _formats(options: Settings) -> dict[str, Any]:
     """Number formats of weights, main gradients and optimizer states."""
-    weights = "float16" if chosen.dtype is not None and dtype(chosen.dtype) == "float16" else "bfloat16"
-    if chosen.dtype is not None and dtype(chosen.dtype) != weights:
+    weights = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
+    if options.dtype is not None and dtype(options.dtype) != weights:
         raise InputError(
-            f"--dtype {short_dtype(dtype(chosen.dtype))}: not modelled with --framework megatron; expected bf16 or fp16"
+            f"--dtype {short_dtype(dtype(options.dtype))}: not modelled with --framework megatron; expected bf16 or "
+            "fp16"
         )
-    given: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
-    gradients = None if chosen.grad_dtype is None else dtype(chosen.grad_dtype)
+    arguments: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
+    gradients = None if options.grad_dtype is None else dtype(options.grad_dtype)
     if gradients not in (None, "float32", weights):
         raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
-    states = None if chosen.optimizer_dtype is None else short_dtype(dtype(chosen.optimizer_dtype))
-    if chosen.precision_aware_optimizer:
+    states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
+    if options.precision_aware_optimizer:
         if states not in (None, *STATES):
-            known = ", ".join(STATES)
-            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {known}")
+            expected = ", ".join(STATES)
+            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected}")
         states = states or "fp32"
-        given |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
+        arguments |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
         if gradients == "bfloat16":
-            given["main_grads_dtype"] = "bf16"
+            arguments["main_grads_dtype"] = "bf16"
     elif states not in (None, "fp32"):
         raise InputError(
             f"--optimizer-dtype {states}: Megatron's Adam keeps fp32 states; expected --precision-aware-optimizer too"
         )
     elif gradients == "bfloat16":
-        given["grad_reduce_in_bf16"] = True
+        arguments["grad_reduce_in_bf16"] = True
     if weights == "float16":
-        given["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
-    return given
+        arguments["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
+    return arguments
 
 
-def optimizer_bytes(chosen: Settings) -> tuple[int, int]:
-    """Bytes per parameter of the main gradients, and of the main weights with Adam's states."""
-    given = MegatronSettings(**_formats(chosen))
-    if given.use_precision_aware_optimizer:
-        return 4 if given.reduces_in_fp32 else 2, 2 + STATES[given.exp_avg_dtype] + STATES[given.exp_avg_sq_dtype]
-    return (4, 12) if given.reduces_in_fp32 else (2, 12 + 4)
+def optimizer_bytes(options: Settings) -> tuple[int, int]:
+    """Returns the bytes per parameter of the main gradients, and of the main weights with Adam's states."""
+    settings = MegatronSettings(**_formats(options))
+    if settings.use_precision_aware_optimizer:
+        return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
+            settings.exp_avg_sq_dtype
+        ]
+    return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 
 def _loss(chosen: str | None) -> dict[str, Any]:
@@ -185,7 +198,7 @@ def _loss(chosen: str | None) -> dict[str, Any]:
 
 def _layout(layout: Layout) -> dict[str, Any]:
     exchanges = {exchange: name for name, exchange in EXCHANGES.items()}
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
@@ -197,23 +210,23 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "num_distributed_optimizer_instances": layout.hsdp_replicas,
     }
     if layout.vpp > 1:
-        given["num_virtual_stages_per_pipeline_rank"] = layout.vpp
+        arguments["num_virtual_stages_per_pipeline_rank"] = layout.vpp
     if layout.pp_layout is not None:
         stages = ["t" * size for size in layout.pp_layout]
         stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
-        given["pipeline_model_parallel_layout"] = "|".join(stages)
-    return given
+        arguments["pipeline_model_parallel_layout"] = "|".join(stages)
+    return arguments
 
 
 def _shape(spec: ModelSpec) -> dict[str, Any]:
-    """What Megatron's arguments say of the model, where kernels depend on it."""
+    """Returns the arguments that describe the model, where kernels depend on them."""
     stack = spec.main
     steps = list(spec.program().root.steps(idle=False))
     ropes = [step for step in steps if step.verb == "rope"]
     linear = [step for step in steps if step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "num_layers": stack.num_hidden_layers,
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
@@ -222,12 +235,12 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
         "swiglu": any(step.verb == "mul" for step in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
-    given |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
-    if ropes and "kv_channels" in given:
-        given["rotary_percent"] = min(1.0, _turned(ropes[0]) / given["kv_channels"])
+    arguments |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
+    if ropes and "kv_channels" in arguments:
+        arguments["rotary_percent"] = min(1.0, _turned(ropes[0]) / arguments["kv_channels"])
     experts = [step for step in steps if step.verb == "experts"]
     if experts:
-        given |= {
+        arguments |= {
             "num_experts": experts[0].options["experts"].size,
             "moe_router_topk": experts[0].options["top_k"],
             "moe_ffn_hidden_size": extent(experts[0].outs[0].axes),
@@ -236,7 +249,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
             "moe_permute_fusion": True,
             "moe_aux_loss_coeff": (0.01,),
         }
-    return given
+    return arguments
 
 
 def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
@@ -262,5 +275,5 @@ def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
 
 
 def _turned(step: Any) -> int:
-    """The dimensions of a head that RoPE turns."""
+    """Returns the dimensions of a head that RoPE rotates."""
     return int(step.options["spec"].rotary_size(step.ins[0].axes[-1].size))

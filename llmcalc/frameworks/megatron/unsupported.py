@@ -10,29 +10,29 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 
 def not_modelled(run: MegatronSettings) -> dict[str, str]:
     """Arguments of a run that change memory in ways that no kernel here follows → what they ask for."""
-    found = {}
+    reasons = {}
     for name in run.given():
         for reason, names in NOT_MODELLED.items():
             if name in names and getattr(run, name) not in WITHOUT_EFFECT.get(name, ()):
-                found[flag_of(name)] = reason
+                reasons[flag_of(name)] = reason
     if run.overlap_moe_expert_parallel_comm and run.pp > 1:
-        found["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+        reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if run.moe_token_dispatcher_type == "flex" and run.moe_flex_dispatcher_backend != "hybridep":
-        found["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+        reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if run.tp_comm_overlap and (run.num_experts is not None or run.latent or run.kind == "hybrid"):
-        found["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    found |= _narrow(run)
+        reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+    reasons |= _narrow(run)
     if run.experimental_attention_variant == "dsa":
         if not run.latent:
-            found["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        found |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.given()}
+            reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+        reasons |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.given()}
         if run.recomputes == "selective":
-            found["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+            reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if run.fp8_format is not None:
-            found["--fp8-format"] = "8-bit products with an indexer"
+            reasons["--fp8-format"] = "8-bit products with an indexer"
     if run.attention_output_gate and (run.latent or run.kind in ("bert", "t5")):
-        found["--attention-output-gate"] = "another kind of attention"
-    return found
+        reasons["--attention-output-gate"] = "another kind of attention"
+    return reasons
 
 
 def _narrow(run: MegatronSettings) -> dict[str, str]:
@@ -54,16 +54,16 @@ def _narrow(run: MegatronSettings) -> dict[str, str]:
         "delayed scaling and layers in bf16": run.fp8_recipe == "delayed" and run.first_last_layers_bf16,
         f"--optimizer {run.optimizer}": run.optimizer != "adam",
     }
-    here = [name for name, there in others.items() if there]
-    return {"--fp8-format": f"8-bit products with {', '.join(here)}"} if here else {}
+    present = [name for name, is_present in others.items() if is_present]
+    return {"--fp8-format": f"8-bit products with {', '.join(present)}"} if present else {}
 
 
 def _narrow_runs(run: MegatronSettings) -> bool:
     """Whether the GPU multiplies by the recipe: blocks of 128 before Blackwell, blocks of 32 from it on."""
     gpu = run.gpu.upper()
     blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
-    known = {"tensorwise": True, "delayed": True, "blockwise": not blackwell, "mxfp8": blackwell}
-    return known.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+    runs = {"tensorwise": True, "delayed": True, "blockwise": not blackwell, "mxfp8": blackwell}
+    return runs.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {

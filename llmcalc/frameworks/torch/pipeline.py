@@ -114,9 +114,9 @@ class Chunk(TrainingRun):
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
-    def take_batch(self, whole: Tensor) -> None:
+    def take_batch(self, tokens: Tensor) -> None:
         """The tokens of all micro-batches of a step."""
-        self.whole = whole
+        self.whole = tokens
 
     def _batch(self) -> None:
         if self.whole is None:
@@ -168,8 +168,8 @@ class Chunk(TrainingRun):
         if self.labels is not None:
             return self.lowering.losses(output, self.labels)
         new = self.graph.new
-        made = new((), output.dtype)
-        return record(self.graph, "loss", [output], made, lambda g, _: [new(output.shape, output.dtype)])
+        loss = new((), output.dtype)
+        return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
 
     def _passed(self, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """A forward pass, which is run unless it is recorded or played."""
@@ -223,15 +223,15 @@ class RankRun:
                 f"--num-microbatches {training.microbatches}: a pipeline of torch has buffers of each micro-batch, and "
                 f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
-        at = layout.coordinates(rank)
+        coordinates = layout.coordinates(rank)
         self.layout, self.training, self.meter = layout, training, meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-        own = [stage for stage in stages(layout, layers) if stage.rank == at.pp]
-        self.chunks = [self.chunk(spec, rank, stage) for stage in own]
+        rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
+        self.chunks = [self.chunk(spec, rank, stage) for stage in rank_stages]
         for number, chunk in enumerate(self.chunks):
             chunk.number, chunk.workspace, chunk.workspaces = number, workspace, self.chunks[0].workspaces
         group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[Action] = pipeline(layout, training.microbatches, group).orders[at.pp]
+        self.order: Sequence[Action] = pipeline(layout, training.microbatches, group).orders[coordinates.pp]
         self.buckets: list[Storage] = []
 
     def check(self, layout: Layout) -> None:
@@ -290,10 +290,10 @@ class RankRun:
         """The tokens of a step, and, in the first step, the buffers of its micro-batches."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
-            whole = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
+            tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         first = self.chunks[0].whole is None
         for chunk in self.chunks:
-            chunk.take_batch(whole)
+            chunk.take_batch(tokens)
             if first:
                 chunk._initialize_stage()
 
@@ -358,11 +358,11 @@ class RankRun:
     def update(self) -> None:
         """The optimizer's step over the parameters of all chunks."""
         first = self.chunks[0]
-        own = first.trained, first.parameters
-        first.trained = [one for chunk in self.chunks for one in chunk.trained]
+        chunk_parameters = first.trained, first.parameters
+        first.trained = [parameter for chunk in self.chunks for parameter in chunk.trained]
         first.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
         first.update()
-        first.trained, first.parameters = own
+        first.trained, first.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""

@@ -1,4 +1,4 @@
-"""A rank of torch's pipeline whose passes are recorded with few micro-batches, and played for those of the schedule."""
+"""Records the passes of a rank of torch's pipeline with few micro-batches, and replays them for a whole schedule."""
 
 from __future__ import annotations
 
@@ -22,86 +22,101 @@ from .pipeline import Flight, RankRun
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
 
-FEW = 6
+MICROBATCHES_RUN_IN_FULL = 6
 """Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of ranks that do the same.
+class RecordedRank:
+    """The recorded passes of a rank, for ranks whose passes are the same.
 
-    traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
-    chunks of the rank that has been recorded. parameters: of each chunk. openings: what ranks begin with.
+    traces: events of each kind of pass; None if passes do not repeat.
+    layers_before: per chunk, the layers before it in the recorded rank.
+    parameters: per chunk, its parameters.
+    prefix_cache: the allocator's state after the events with which ranks begin.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
-    below: Sequence[int]
+    layers_before: Sequence[int]
     parameters: Sequence[Found | None]
     prefix_cache: PrefixCache
 
 
-Shared: TypeAlias = dict[tuple[object, ...], Known]
-"""What the passes of a rank depend on → what is known of it."""
+RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
+"""`passes_key` of a rank → its recorded passes."""
 
 
 @without_garbage_collection()
-def played_rank(
+def replay_rank_on_allocator(
     spec: ModelSpec,
     training: Training,
     layout: Layout,
     rank: int,
     expandable: bool,
     workspace: int,
-    shared: Shared,
+    recorded_ranks: RecordedRanks,
 ) -> ReplayResult:
-    """What `pipeline.replay_rank` finds on an allocator, in less time.
+    """Returns what `pipeline.replay_rank` would find on an allocator, in less time.
 
-    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
-    which this adds.
+    expandable: whether the allocator has expandable segments.
+    recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
 
-    def made(meter: Any) -> RankRun:
+    def new_run(meter: Any) -> RankRun:
         return RankRun(spec, training, layout, rank, meter, workspace)
 
-    run = made(meter := EventMeter())
-    alone = layout.coordinates(rank).pp == layout.pp - 1
-    key = alike(spec, run, rank, alone)
-    if key not in shared and training.microbatches > FEW and not training.optimizer_in_backward:
-        shared[key] = known(made(recorder := Recorder()), recorder, alone, expandable)
-    found = shared.get(key)
-    if found is not None and found.traces is not None:
-        further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
-        passes = PassPlayer(meter, found.traces, further)
-        for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
+    run = new_run(meter := EventMeter())
+    is_last_stage = layout.coordinates(rank).pp == layout.pp - 1
+    key = passes_key(spec, run, rank, is_last_stage)
+    if (
+        key not in recorded_ranks
+        and training.microbatches > MICROBATCHES_RUN_IN_FULL
+        and not training.optimizer_in_backward
+    ):
+        recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage, expandable)
+    recorded = recorded_ranks.get(key)
+    if recorded is not None and recorded.traces is not None:
+        layer_offsets = [
+            chunk.lowering.below - below for chunk, below in zip(run.chunks, recorded.layers_before, strict=True)
+        ]
+        passes = PassPlayer(meter, recorded.traces, layer_offsets)
+        for chunk, parameters in zip(run.chunks, recorded.parameters, strict=True):
             chunk.passes, chunk.lowering.found = passes, parameters
         try:
-            return replayed_on_allocator(run, meter, found.prefix_cache)
+            return replayed_on_allocator(run, meter, recorded.prefix_cache)
         except NotRepeating:
-            run = made(meter := EventMeter())
+            run = new_run(meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(expandable))
 
 
-def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object, ...]:
-    """What the passes of a rank depend on beside the training and the layout."""
-    at, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
-    where = 0 if spec.vocab_size % run.layout.tp == 0 else at.tp  # every other axis is divided evenly
+def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
+    """Returns what the passes of a rank depend on beside the training and the layout."""
+    coordinates, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
+    vocabulary_shard = (
+        0 if spec.vocab_size % run.layout.tp == 0 else coordinates.tp
+    )  # every other axis is divided evenly
     if len(stacks) > 1:
-        return rank, alone
+        return rank, is_last_stage
     names = stacks[0].layer_names()
     stages = [chunk.stage for chunk in run.chunks]
-    return where, alone, *((one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
+    return (
+        vocabulary_shard,
+        is_last_stage,
+        *((stage.first, stage.last, *names[stage.layers.start : stage.layers.stop]) for stage in stages),
+    )
 
 
-def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Known:
-    """Rehearses a rank.
+def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandable: bool) -> RecordedRank:
+    """Records the passes of a rank.
 
-    alone: whether in its last chunk each micro-batch's backward pass comes before the next one's forward pass, as on
-    the last rank of a pipeline. In other chunks several are in flight. expandable: as of `played_rank`.
+    is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
+        as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
+    expandable: as of `replay_rank_on_allocator`.
     """
     passes = PassRecorder(recorder, len(run.chunks))
     for chunk in run.chunks:
         chunk.passes = passes
-    below = [chunk.lowering.below for chunk in run.chunks]
+    layers_before = [chunk.lowering.below for chunk in run.chunks]
     run.set_up()
     parameters, prefix_cache = [chunk.lowering.found for chunk in run.chunks], PrefixCache(expandable)
     for count in STEPS:
@@ -109,14 +124,14 @@ def known(run: RankRun, recorder: Recorder, alone: bool, expandable: bool) -> Kn
         if run.layout.pp == 1:
             _without_a_pipeline(run, count)
         else:
-            _in_a_pipeline(run, count, alone)
+            _in_a_pipeline(run, count, is_last_stage)
         run.end_passes()
         run.update()
         run.zero_grad()
     try:
-        return Known(passes.traces(), below, parameters, prefix_cache)
+        return RecordedRank(passes.traces(), layers_before, parameters, prefix_cache)
     except NotRepeating:
-        return Known(None, below, parameters, prefix_cache)
+        return RecordedRank(None, layers_before, parameters, prefix_cache)
 
 
 def _without_a_pipeline(run: RankRun, count: int) -> None:
@@ -128,10 +143,10 @@ def _without_a_pipeline(run: RankRun, count: int) -> None:
         flight = None
 
 
-def _in_a_pipeline(run: RankRun, count: int, alone: bool) -> None:
-    """All forward passes, chunk by chunk, then all backward passes."""
+def _in_a_pipeline(run: RankRun, count: int, is_last_stage: bool) -> None:
+    """Runs all forward passes, chunk by chunk, then all backward passes."""
     losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    last = run.chunks[-1] if alone else None
+    last = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks:
         for i in range(count):
             losses[chunk.number].append(chunk.forward_and_loss(i))

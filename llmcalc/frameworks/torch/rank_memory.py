@@ -8,18 +8,20 @@ from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
 from .pipeline import check_torch
-from .pipeline_replay import played_rank
+from .pipeline_replay import replay_rank_on_allocator
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """The memory of one rank. Raises `InputError` for a layout that torch does not have or that is not modelled."""
     spec, training = run.memory.spec, run.memory.training()
     check_torch(run.layout)
-    replay = played_rank(spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.shared(runtime))
+    replay = replay_rank_on_allocator(
+        spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.recorded_ranks(runtime)
+    )
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    known = Term("tensors", 0, "source", source, TORCH)
+    tensors = Term("tensors", 0, "source", source, TORCH)
     if titan_settings(run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
-        known = IN_FLOAT8
-    return summarize(replay, runtime, layer_stacks(spec), known)
+        tensors = IN_FLOAT8
+    return summarize(replay, runtime, layer_stacks(spec), tensors)

@@ -142,12 +142,12 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
 def test_buffers_are_counted_where_their_size_is_known() -> None:
     ampere = Runtime(gpu="A100-80GB")
     assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
-    counted = cluster(small(2)).rank_model(0, ampere).device
+    counted = cluster(small(2)).rank_memory(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"
     assert counted.terms[-1].bytes == 2 * 24 * CONNECTION  # all ranks, and a copy of the group
     assert sum(term.bytes for term in counted.terms) == counted.device_bytes
     assert counted.reserved_bytes == cluster(small(2)).device_rank.device.reserved_bytes
-    many = cluster(small(2), Layout(dp=16, zero=2)).rank_model(0, ampere).device
+    many = cluster(small(2), Layout(dp=16, zero=2)).rank_memory(0, ampere).device
     assert many.terms[-1].name == "CUDA context"
 
 

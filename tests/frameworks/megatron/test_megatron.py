@@ -257,8 +257,8 @@ def test_each_layer_of_latent_attention_has_tables_of_its_own() -> None:
     spec, settings = changed(LATENT)
     run = kept(spec, settings)
     layers = settings.layers // 2 + 1  # and one of multi-token prediction
-    assert sum(one.bytes for one in run.angles) == layers * 2 * 2 * 4096 * 64
-    assert sum(1 for one in run.kept if one.bytes == 4 * 4096 * 64) >= layers
+    assert sum(one.bytes for one in run.rope_tables) == layers * 2 * 2 * 4096 * 64
+    assert sum(1 for one in run.persistent_storages if one.bytes == 4 * 4096 * 64) >= layers
 
 
 @pytest.mark.parametrize(("first", "second"), [("", "core"), ("core", "full"), ("full", "pairs")])
@@ -273,7 +273,7 @@ def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) 
     for name in (first, second):
         spec, settings = changed(DENSE, **arguments[name])
         run = kept(spec, settings)
-        before, x = run.meter.now, run.received()
+        before, x = run.meter.now, run.receive_hidden()
         output = run.forward(run.chunks[0], x)
         saved.append(run.meter.now - before)
         del output
@@ -283,7 +283,7 @@ def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     spec, settings = changed(DENSE, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     run = kept(spec, settings)
-    run.chunks[0].input_tensor = x = run.received()  # in the place of that of the step before, and its gradient
+    run.chunks[0].input_tensor = x = run.receive_hidden()  # in the place of that of the step before, and its gradient
     before = run.meter.now
     output = run.forward(run.chunks[0], x)
     hidden, layers = x.bytes, len(run.chunks[0].stage.layers) if run.chunks[0].stage else 0
@@ -335,8 +335,8 @@ def test_a_tensor_that_is_held_holds_what_its_graph_began_with() -> None:
 def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats: dict[str, str], each: int) -> None:
     """Transformer Engine's FusedAdam, `store_param_remainders`: 16 bits of each fp32 main weight, and the states."""
     run = kept(*changed(DENSE, use_distributed_optimizer=True, use_precision_aware_optimizer=True, **formats))
-    factors = 4 * len(run.sizes) * sum(name != "fp32" for name in formats.values())
-    assert run.meter.by_kind["optimizer"] == each * sum(run.sizes) + factors + 4 * FLAGS
+    factors = 4 * len(run.updated_sizes) * sum(name != "fp32" for name in formats.values())
+    assert run.meter.by_kind["optimizer"] == each * sum(run.updated_sizes) + factors + 4 * FLAGS
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
     run = kept(one.spec, settings_of(one, Layout()))
     main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
-    copies = sum(one.bytes for one in run.copies)
+    copies = sum(one.bytes for one in run.gradient_copies)
     assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
 
 
@@ -457,7 +457,7 @@ def test_an_interleaved_schedule_runs_every_micro_batch_on_every_rank(overlaps: 
         schedule = Interleaved(run)
         schedule.run()
         assert schedule.total == min(settings.microbatches, 3 * layout.pp) * layout.vpp
-        assert not any(map(len, (*schedule.entered, *schedule.outputs, *schedule.gradients)))
+        assert not any(map(len, (*schedule.inputs, *schedule.outputs, *schedule.gradients)))
         del schedule
         assert run.meter.now == before
 
@@ -473,8 +473,10 @@ def test_muon_shares_out_whole_tensors(date: datetime.date | None) -> None:
         run.set_up()
         runs.append(run)
     matrices = sum(one.size for one in runs[0].chunks[0].parameters if by_muon(one))
-    own = sum(size for run in runs for size, n in zip(run.sizes, run.states_of, strict=True) if n == 1)
-    every = sum(size for run in runs for size in run.sizes)
+    own = sum(
+        size for run in runs for size, n in zip(run.updated_sizes, run.states_per_parameter, strict=True) if n == 1
+    )
+    every = sum(size for run in runs for size in run.updated_sizes)
     assert own == matrices
     assert every == sum(one.size for one in runs[0].chunks[0].parameters)
 

@@ -33,7 +33,7 @@ class AttentionKernels(LinearKernels):
             self.bind(cached, self.get(value))
 
     def get(self, value: Value) -> Tensor:
-        """The tensor of a value; of a view, that of the value that it looks at."""
+        """Returns the tensor of a value; the tensor of its base for a view."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -45,7 +45,7 @@ class AttentionKernels(LinearKernels):
         self.bind(value, tensor)
 
     def do_repeat(self, step: Step) -> None:
-        """Backends read each key head for all of its queries, or repeat it themselves."""
+        """Copies nothing: backends read each key head for all of its queries, or repeat it themselves."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -63,7 +63,7 @@ class AttentionKernels(LinearKernels):
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """SplitAlongDim: views, whose gradients are joined, without a copy where they are views of one tensor."""
+        """Returns views of parts (`SplitAlongDim`). A copy joins their gradients, unless they are views of one tensor."""
         rows = x.shape[0]
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
@@ -134,7 +134,7 @@ class AttentionKernels(LinearKernels):
         return self.unfused_attention(q, k, v, heads, groups, width, masked)
 
     def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """cuDNN's attention keeps its inputs, its output, and one number for each query of a head."""
+        """Runs cuDNN's attention, which saves its inputs, its output, and one number per query and head."""
         graph, rows = self.graph, q.shape[0]
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
@@ -156,8 +156,9 @@ class AttentionKernels(LinearKernels):
         return self.all_to_all_output(out)
 
     def all_to_all_output(self, sent: Tensor) -> Tensor:
-        """The output of attention after its all-to-all, where ranks of a sequence divide heads; the one before stays
-        saved.
+        """Returns attention's output after its all-to-all, where ranks of a sequence divide heads.
+
+        The output before the all-to-all stays saved.
         """
         if self.rank_choices.context == 1 or self.rank_choices.exchange != "a2a":
             return sent
@@ -167,7 +168,7 @@ class AttentionKernels(LinearKernels):
         return out
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """FlashAttention reads [batch, tokens, heads, size]: copies, but for a batch of one."""
+        """Runs FlashAttention, which reads [batch, tokens, heads, size]: copies, unless the batch is 1."""
         graph, rows, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
             q, k, v = (self.dense_copy(x) for x in (q, k, v))
@@ -194,7 +195,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(out) if has_several_sequences else out
 
     def transpose_batch(self, x: Tensor) -> Tensor:
-        """A copy with the batch before the tokens, or back; so is its gradient."""
+        """Returns a copy with the batch before the tokens, or back; its gradient is copied too."""
         shape = x.shape
         return record(
             self.graph,
@@ -207,7 +208,7 @@ class AttentionKernels(LinearKernels):
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
-        """All scores: Transformer Engine's UnfusedDotProductAttention, or Megatron-Core's DotProductAttention."""
+        """Computes all scores, as UnfusedDotProductAttention (Transformer Engine) or DotProductAttention (Megatron-Core)."""
         graph, choices, batch = self.graph, self.rank_choices, self.run_config.batch
         rows, keys = q.shape[0], k.shape[0]
         if groups != heads:  # keys and values repeated for each query head
@@ -268,15 +269,17 @@ class AttentionKernels(LinearKernels):
         )
 
     def fused_softmax(self, raw: Tensor) -> Tensor:
-        """ScaledMaskedSoftmax keeps its result. Its gradient is written over the one that comes: the kernels of
-        Megatron-LM do so, and those of Transformer Engine up to 2.17.1 (csrc/extensions/softmax.cpp).
+        """Runs ScaledMaskedSoftmax, which saves its result.
+
+        Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
+        2.17.1 (csrc/extensions/softmax.cpp).
         """
         out = self.graph.new(raw.shape, raw.dtype)
         self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [g], out)
         return out
 
     def softmax(self, raw: Tensor) -> Tensor:
-        """torch's softmax keeps its result."""
+        """Runs torch's softmax, which saves its result."""
         graph, shape = self.graph, raw.shape
         out = graph.new(shape, raw.dtype)
         self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], out)
@@ -303,13 +306,13 @@ class AttentionKernels(LinearKernels):
         return t.to(out, raw.dtype) if choices.softmax_fp32 else out
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
-        """A copy with zeros where a mask is."""
+        """Returns a copy with zeros where the mask is set."""
         graph, out, shape = self.graph, self.like(x), x.shape
         self.node("masked_fill", (x,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], mask)
         return out
 
     def dropout(self, x: Tensor) -> Tensor:
-        """native_dropout keeps a byte for each element."""
+        """Runs `native_dropout`, which saves one byte per element."""
         mask, out, shape = self.dropout_mask(x), self.like(x), x.shape
         self.node("dropout", (x,), [out], lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)], mask)
         return out

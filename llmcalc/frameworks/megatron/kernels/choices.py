@@ -19,40 +19,52 @@ Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8
 class RankChoices:
     """The kernels that a rank runs.
 
-    tensor, context, expert, expert_tensor: ranks of each group.
-    sequence_parallel: whether what lies between the products of tensor parallelism is divided by tokens.
+    tensor, context, expert, expert_tensor: ranks of each parallel group.
+    sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.
     transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
-    attention: what computes attention. attention_dropout, hidden_dropout: probabilities; 0 runs no dropout.
-    softmax_fusion: whether Megatron-Core's own attention may scale, mask and norm scores by one kernel.
-    softmax_fp32, scales_scores: without it, whether the softmax is in float32, and whether scores are scaled before it.
+    attention: the backend of attention.
+    attention_dropout, hidden_dropout: dropout probabilities; 0 runs no dropout.
+    softmax_fusion: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
+    softmax_fp32: whether the unfused softmax computes in float32.
+    scales_scores: whether scores are scaled before the unfused softmax.
     masks: whether a mask comes with the batch.
-    exchange: how context parallelism exchanges keys and values; a2a too where heads are sent inside of a ring.
-    accumulates: whether products add gradients of weights to the main gradients themselves.
-    bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
-        keys, are one kernel. mla_fusion: whether the rotation of latent attention is.
-    user_buffers: whether products overlap with what a tensor group sends, in buffers of Transformer Engine's own.
+    exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
+    accumulates: whether products add weight gradients to the main gradients themselves.
+    bias_activation: whether one kernel computes the bias and the activation after a product.
+    rope_fusion: whether one kernel rotates queries and keys.
+    mla_fusion: whether one kernel rotates latent attention's.
+    user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own buffers.
     scales_logits: whether logits are multiplied by a number.
-    loss: what computes the loss. deterministic: whether algorithms are. multiprocessors: of the GPU.
-    padded: whether attention that is not causal takes a mask of padding.
+    loss: the implementation of the loss.
+    deterministic: whether algorithms are deterministic.
+    multiprocessors: multiprocessors of the GPU.
+    padded: whether attention that is not causal takes a padding mask.
     weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
-    grouped: whether all experts of a rank are one grouped product. dispatcher: how tokens reach their experts.
-    permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
-    capacity: rows of an expert over an even share, padded; None if no row is dropped.
-    aux_loss: whether the router has an auxiliary loss; z_loss: whether it has one of the size of its logits.
+    grouped: whether all experts of a rank are one grouped product.
+    dispatcher: how tokens are sent to their experts.
+    permute_fusion: whether one kernel sorts rows by expert.
+    router_fp32: whether the router computes in float32.
+    capacity: padded rows of an expert per row of an even share; None (default) if no row is dropped.
+    aux_loss: whether the router has an auxiliary loss.
+    z_loss: whether the router has a loss of the size of its logits.
     shared_first: whether shared experts run before the router.
-    combined_at_once: whether one function combines the outputs of experts, whose caller names its argument meanwhile.
-    deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
-        all; None (default) if none is.
-    narrow: the recipe by which linear layers multiply in 8 bits. narrow_weights: whether their weights are in 8 bits.
-    transposes: whether what is read by columns is kept transposed where a tensor has one scale.
-    history: how many maxima delayed scaling remembers of each tensor.
-    wide_layers: how many of the first and of the last layers stay in 16 bits. layers: of the whole model.
+    combined_at_once: whether one function combines the outputs of experts; its caller still refers to its argument.
+    deferred: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0 for all; None
+        (default) for none.
+    narrow: the recipe of 8-bit products.
+    narrow_weights: whether weights of linear layers have 8 bits.
+    transposes: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
+    history: maxima per tensor that delayed scaling remembers.
+    wide_layers: numbers of the first and of the last layers that stay in 16 bits.
+    layers: layers of the whole model.
     indexer_loss: whether indexers learn the shares of attention.
-    recompute_core: whether the attention's core runs again in the backward pass.
-    recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
-    recompute_norms, recompute_activation, recompute_up: whether norms before sublayers, activations of experts and
-        projections of latents give their outputs back, and make them again.
-    recompute_kinds: kinds of modules of a layer that do, each by itself.
+    recompute_core: whether the core of attention is recomputed.
+    recompute: which layers are recomputed: groups of `recompute_layers` (uniform), or the first ones (block).
+    recompute_layers: layers per group, or the number of the first ones.
+    recompute_norms: whether the outputs of norms before sublayers are freed and recomputed.
+    recompute_activation: whether the outputs of experts' activations are freed and recomputed.
+    recompute_up: whether the outputs of projections of latents are freed and recomputed.
+    recompute_kinds: kinds of modules of a layer that are recomputed, each by itself.
     """
 
     tensor: int = 1

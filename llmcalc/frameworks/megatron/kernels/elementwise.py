@@ -16,7 +16,7 @@ from .attention import AttentionKernels
 
 
 class ElementwiseKernels(AttentionKernels):
-    """What runs between products."""
+    """Activations and additions between products."""
 
     def do_hold(self, step: Step) -> None: ...
 
@@ -46,7 +46,7 @@ class ElementwiseKernels(AttentionKernels):
         return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """An activation keeps its input; by itself, what a bias was added to."""
+        """Runs an activation, which saves its input; unless fused, the bias is added first."""
         graph, shape = self.graph, x.shape
         fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
@@ -68,7 +68,7 @@ class ElementwiseKernels(AttentionKernels):
         return record(self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new(shape, g.dtype)))
 
     def do_mul(self, step: Step) -> None:
-        """act(gate) · up, of one product that has both."""
+        """Computes act(gate) · up, where one product has both."""
         if step.outs[0].axes[0].name == "heads":
             self.bind(step.outs[0], self.times_gate(*(self.taken(step, value) for value in step.ins)))
             return
@@ -77,14 +77,14 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(step.outs[0], self.gated_activation(gate, bias, step.outs[0].width))
 
     def gate_and_up(self, step: Step) -> Tensor:
-        """The result of the product that has both gate and up. Raises `Unsupported` for a step of other values."""
+        """Returns the product that has both gate and up. Raises `Unsupported` for a step of other values."""
         gate, up = (self.taken(step, value) for value in step.ins)
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
         return gate
 
     def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x times an activation of a gate, in fp32 inside one kernel, which keeps both."""
+        """Multiplies x by an activation of a gate, in fp32 inside one kernel, which saves both."""
         graph, shapes = self.graph, (x.shape, gate.shape)
         out = graph.new(x.shape, x.dtype)
 
@@ -118,7 +118,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, step: Step) -> None:
-        """The addition after it drops."""
+        """Leaves dropout to the next addition."""
         self.bind(step.outs[0], self.get(step.ins[0]))
         self.dropout_outputs.add(id(step.outs[0]))
 
@@ -136,7 +136,7 @@ class ElementwiseKernels(AttentionKernels):
         return record(self.graph, "add", (a, b), self.like(a), lambda g, _: (g, g))
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
-        """residual + dropout(x + bias), which keeps a byte for each element."""
+        """Computes residual + dropout(x + bias), which saves one byte per element."""
         graph, shape = self.graph, x.shape
         drops = self.rank_choices.hidden_dropout > 0
         mask = [self.dropout_mask(x)] if drops else []

@@ -40,7 +40,7 @@ class LinearKernels(RankKernels):
         return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
 
     def norm(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
-        """A norm by itself keeps its input and one or two numbers of each row. count: the rows that are normed."""
+        """Runs a norm that is fused with no product; it saves its input and one or two numbers per row. count: rows."""
         weights, spec = self.norm_weights(step, module), step.options["spec"]
         x = self.contiguous(x)
         out = self.like(x)
@@ -81,7 +81,7 @@ class LinearKernels(RankKernels):
         return any(frame.scope.about.get("kind") == "mtp" for frame in self.frames)
 
     def shared_table(self, role: str, step: Step) -> Tensor:
-        """The table of the embedding or of the output layer, which other steps may use too."""
+        """Returns the table of the embedding or of the output layer, which other steps may share."""
         assert step.weight is not None
         key = "", id(step.weight)
         if key not in self.weights:
@@ -110,7 +110,7 @@ class LinearKernels(RankKernels):
             self.bind(out, self.undivided_linear(step, x))
 
     def fused_column_steps(self, step: Step) -> list[Step]:
-        """The column products of one module that read the same value: one product of all of their outputs."""
+        """Returns the column products of one module that read the same value: they run as one product."""
         module = self.module_of_step[id(step)]
         return [
             reader
@@ -131,13 +131,13 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(member)] = part
 
     def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """The parts of a product of several layers; an activation reads them as one."""
+        """Returns the outputs of fused layers; by default the whole product, which an activation reads as one."""
         return [product for _ in widths]
 
     def linear_weights(
         self, step: Step, width: Number, role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a linear layer. width: its outputs, with those of layers that are one with it."""
+        """Returns the weight and the bias of a linear layer. width: outputs of the layer and of those fused with it."""
         shape = width, step.ins[0].width
         module = self.module_path()
         weight = self.with_role(role, lambda: self.weight(f"{step.name}.weight", shape, module))
@@ -146,7 +146,7 @@ class LinearKernels(RankKernels):
         return weight, named
 
     def column_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """The product whose outputs are divided, after the norm that waits for it, if one does."""
+        """Runs a product whose outputs are divided, after the norm that is fused with it, if there is one."""
         waiting = self.waiting_norms.get(id(step.ins[0].storage))
         norm = [] if waiting is None else self.norm_weights(*waiting)
         weight, bias = self.linear_weights(step, width, "column")
@@ -159,13 +159,13 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, step: Step) -> bool:
-        """Whether a column product adds its bias; before an activation the activation does."""
+        """Whether a column product adds its bias itself, since no activation after it does."""
         return step.weight is None or step.weight.out[0].name != "ffn"
 
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
-        """LayerNormLinear, or Linear. It keeps its input, and its own rows of the norm's output."""
+        """Runs LayerNormLinear or Linear, which saves its input and its local rows of the norm's output."""
         choices, divided = self.rank_choices, self.rank_choices.sequence_parallel
         local, n_in = x.shape
         rows = local * choices.tensor if divided else local
@@ -212,7 +212,7 @@ class LinearKernels(RankKernels):
         return out
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds: bool) -> Tensor:
-        """ColumnParallelLinear: rows are gathered in a buffer that all such layers share."""
+        """Runs ColumnParallelLinear, which gathers rows in a buffer that all such layers share."""
         divided, (local, n_in) = self.rank_choices.sequence_parallel, x.shape
         rows = local * self.rank_choices.tensor if divided else local
         if divided:
@@ -238,7 +238,7 @@ class LinearKernels(RankKernels):
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
-        """The product whose inputs are divided: its output is summed over ranks. The next addition adds the bias."""
+        """Runs a product whose inputs are divided and sums its output over ranks; the next addition adds the bias."""
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
@@ -264,7 +264,7 @@ class LinearKernels(RankKernels):
         return out
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RowParallelLinear; the sum over ranks is a function of its own."""
+        """Runs RowParallelLinear; the sum over ranks is a node of its own."""
         divided, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, n_out)
@@ -281,7 +281,7 @@ class LinearKernels(RankKernels):
         return out
 
     def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
-        """A product that every rank computes whole."""
+        """Runs a product that every rank computes whole."""
         weight, bias = self.linear_weights(step, step.outs[0].width, "matrix")
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
@@ -296,7 +296,9 @@ class LinearKernels(RankKernels):
         return out
 
     def use_overlap_workspaces(self) -> None:
-        """A product that may overlap with what a tensor group sends, in buffers outside of torch's allocator
+        """Allocates workspaces of a product that may overlap with communication.
+
+        Communication of the tensor group uses buffers outside of torch's allocator
         (TransformerEngine, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp, `cuMemCreate`).
         """
         if self.rank_choices.user_buffers:
@@ -311,7 +313,7 @@ class LinearKernels(RankKernels):
             self.persistent.use_torch_workspace(thread)
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """The logits of the rank's part of the vocabulary, by a product of torch."""
+        """Computes the logits of the rank's part of the vocabulary by a product of torch."""
         weight = self.shared_table("head", step)
         bias = (
             self.with_role("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
@@ -348,7 +350,7 @@ class LinearKernels(RankKernels):
 
 
 def is_divided(axis: Axis | Beside) -> bool:
-    """Whether tensor parallelism divides an axis; of several side by side, each by itself."""
+    """Whether tensor parallelism divides an axis, or each of several axes side by side."""
     if isinstance(axis, Beside):
         return all(is_divided(part[0]) for part in axis.parts)
     return axis.name in COLUMNS

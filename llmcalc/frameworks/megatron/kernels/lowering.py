@@ -1,4 +1,4 @@
-"""What the kernels of a rank share: rows, parameters in the order of their modules, and what stays between passes."""
+"""What all kernels of a rank use: rows, parameters in the order of their modules, and persistent tensors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ....workload.run_config import RunConfig
 from .choices import RankChoices
 
 Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
-"""back(kept, gradient, needs) → a gradient per input. It may let go of what is kept by setting its place to None."""
+"""back(saved_tensors, gradient, needs) → a gradient per input. It frees a saved tensor by setting its place to None."""
 
 COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
-"""The axes whose linear layers have a part of their outputs on each rank."""
+"""Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
 
 
 TABLES = ("table", "positions", "segments")
@@ -48,9 +48,13 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 
 
 class Parameter(NamedTuple):
-    """A parameter of a rank. path: of its module, and its name. expert: whether it is of an expert that only some
-    ranks have. role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear
-    layer, or empty. narrow: whether its elements have 8 bits.
+    """A parameter of a rank.
+
+    path: the path of its module, and its name.
+    tensor: its shape and type.
+    expert: whether it belongs to an expert that only some ranks have.
+    role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
+    narrow: whether its elements have 8 bits; false by default.
     """
 
     path: Path
@@ -61,27 +65,32 @@ class Parameter(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         size: int = self.tensor.count
         return size
 
 
 class UncountedMeter(NoMeter):
-    """Counts nothing: for weights, which are parts of buffers that are counted as a whole."""
+    """A meter that counts nothing: for weights, which are parts of buffers that are counted as a whole."""
 
     def allocate(self, size: Number) -> Any:
         return Block(size, "weights")
 
 
 class PersistentTensors:
-    """What a rank keeps from its first use on: workspaces, the buffer that gathered tensors share, and the tensors
-    that stand for gradients of weights which products have added to the main gradients.
+    """Tensors that stay from their first use on: workspaces, communication buffers, and dummy gradients.
 
-    cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
-    buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
-    deferred: inputs of the output layer whose gradients of its weight wait, those gradients of its output, and what has
-    entered the chunk: an input is held with its graph, and the graph holds that, which has its own gradient.
-    entered: what has entered the chunk that runs forward. named: module → what it names until it runs again.
-    narrow: weight → its elements in 8 bits, and what belongs to them.
+    cublas_bytes: bytes of a workspace of torch's products.
+    engine_bytes: bytes of a workspace of Transformer Engine's products.
+    workspaces: name → workspace.
+    gather_buffer: the buffer that gathered tensors share; None before its first use.
+    drain_buffers: buffers in which inputs of the output layer are gathered when deferred gradients are computed.
+    deferred_gradients: per deferred weight gradient of the output layer, its input, the gradient of its output, and the
+        input of the chunk, to which the graph of the output layer's input refers.
+    entry_of_chunk: the input of the chunk whose forward pass runs.
+    dummies: shape of a weight → the tensor that stands for its gradient, which the product adds to the main gradient.
+    module_tensors: module → tensors to which it refers until its next forward pass.
+    quantized_weights: weight → its 8-bit copy and scales.
     """
 
     def __init__(self, meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
@@ -96,19 +105,19 @@ class PersistentTensors:
         self.quantized_weights: dict[int, list[Storage]] = {}
 
     def use_torch_workspace(self, thread: str) -> None:
-        """A product of torch runs on that thread."""
+        """Allocates the workspace of a thread for torch's products."""
         self._keep_workspace(f"cuBLAS, {thread}", self.cublas_bytes)
 
     def use_engine_workspace(self) -> None:
-        """A product of Transformer Engine runs."""
+        """Allocates the workspace of Transformer Engine's products."""
         self._keep_workspace("Transformer Engine", self.engine_bytes)
 
     def use_overlap_workspaces(self) -> None:
-        """A product of Transformer Engine overlaps with communication, on three streams (`_NUM_MAX_UB_STREAMS`)."""
+        """Allocates the workspaces of products that overlap with communication (`_NUM_MAX_UB_STREAMS`)."""
         self._keep_workspace("Transformer Engine, overlapped", 3 * self.engine_bytes)
 
     def use_grouped_workspaces(self) -> None:
-        """A grouped product of Transformer Engine runs, which uses four streams (`get_num_compute_streams`)."""
+        """Allocates the workspaces of grouped products, which use four streams (`get_num_compute_streams`)."""
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
@@ -118,18 +127,19 @@ class PersistentTensors:
                 self.workspaces[name] = Storage(self.meter, size)
 
     def grow_gather_buffer(self, size: Number) -> None:
-        """The shared buffer is asked for that many bytes: it grows, and never shrinks (`GlobalMemoryBuffer`)."""
+        """Grows the gather buffer to at least that many bytes; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < size:
             with counted_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, size)
 
     def defers_gradient(self, limit: int | None) -> bool:
-        """Whether another gradient of the output layer's weight waits for the end of the step."""
+        """Whether another gradient of the output layer's weight is deferred. limit: as of `RankChoices.deferred`."""
         return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
-        """Computes what waited (core/utils.py, `drain_embedding_wgrad_compute`). ranks: over which tokens are divided,
-        1 if they are not; inputs are gathered in two buffers in turn.
+        """Computes the deferred gradients (core/utils.py, `drain_embedding_wgrad_compute`).
+
+        Inputs are gathered in two buffers in turn. ranks: ranks that divide the tokens; 1 if they are not divided.
         """
         for i in range(len(self.deferred_gradients)):
             layer_input, output_gradient, _ = self.deferred_gradients.pop(0)
@@ -140,20 +150,23 @@ class PersistentTensors:
             del layer_input, output_gradient
 
     def keep_causal_mask(self, tokens: Number) -> None:
-        """The causal mask of so many tokens, which stays."""
+        """Allocates the causal mask of a number of tokens."""
         name = f"mask of {tokens}"
         if name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, tokens * tokens)
 
     def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
-        """A weight is multiplied in 8 bits: what is kept for that, of so many bytes each."""
+        """Allocates the 8-bit copy and the scales of a weight. sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
     def dummy_gradient(self, weight: Tensor, graph: Graph) -> Tensor:
-        """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""
+        """Returns the dummy gradient of a weight: one tensor for all weights of a shape.
+
+        Source: Transformer Engine, module/base.py, `get_dummy_wgrad`.
+        """
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
             with counted_as(self.meter, "gradients"):
@@ -164,7 +177,14 @@ class PersistentTensors:
 class RankKernels(Lowering):
     """Lowers the program of one rank. Every tensor has two axes: rows and the elements of a row.
 
-    how: the kernels. held: what stays. made: the parameters, in the order in which the framework makes them.
+    rank_choices: which kernels run.
+    persistent: tensors that stay between passes.
+    ordered_parameters: the parameters in the order in which the framework creates them.
+    role, in_expert: role of the parameter that is created, and whether it belongs to an expert.
+    module_of_step: step → the module in which it runs.
+    pending_outputs: step → its output, which a fused product has computed already.
+    waiting_norms: value → the norm that the next column product computes.
+    later_parameters: parameters that the framework creates after those of the next module.
     """
 
     def __init__(
@@ -192,7 +212,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """All parameters, without anything that is metered."""
+        """Returns all parameters, and allocates nothing that a meter counts."""
         unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
         unmetered.graph.enabled, unmetered.include, unmetered.below = False, self.include, self.below
         entry_tensor = None
@@ -240,7 +260,7 @@ class RankKernels(Lowering):
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
-        """How many of them are here where they are divided by tokens."""
+        """The rows on this rank where sequence parallelism divides them."""
         return rows // self.rank_choices.tensor if self.rank_choices.sequence_parallel else rows
 
     # --- parameters --------------------------------------------------------------------------------------------------
@@ -258,7 +278,7 @@ class RankKernels(Lowering):
         return False
 
     def with_role(self, role: str, make: Callable[[], Tensor]) -> Tensor:
-        """A parameter with that role."""
+        """Returns a parameter that `make` creates with a role."""
         before, self.role = self.role, role
         try:
             return make()
@@ -290,8 +310,10 @@ class RankKernels(Lowering):
         self.bind(gives, out)
 
     def _module(self, frame: Frame) -> None:
-        """Modules are not always made in the order in which they run: in attention the output projection is made first,
-        in a mixture of experts the shared ones last, and a pooler after the head, its scores before its vector.
+        """Runs a module, and puts its parameters in the order of their creation.
+
+        Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
+        pooler after the head, with the scores before the vector.
         """
         start, scope = len(self.ordered_parameters), frame.scope
         super()._module(frame)
@@ -319,7 +341,7 @@ class RankKernels(Lowering):
         return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
 
     def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], back: Back, *saves: Tensor) -> None:
-        """Records one node, whose backward function may let go of what it saved before it ends."""
+        """Records one node of the graph, whose backward function may free saved tensors before it ends."""
         graph = self.graph
         if not recorded(graph, ins):
             return
@@ -330,8 +352,9 @@ class RankKernels(Lowering):
             record_all(graph, name, ins, outs, lambda gradients, needs: back(saved_tensors, gradients, needs))
 
     def checkpoint(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a part whose arguments alone are kept; the backward pass runs it again, and its backward pass inside
-        (core/tensor_parallel/random.py, `CheckpointFunction`).
+        """Runs a part and saves its arguments alone; the backward pass recomputes it.
+
+        Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
         graph = self.graph
         if not recorded(graph, arguments):
@@ -365,7 +388,7 @@ class RankKernels(Lowering):
         return out
 
     def dense_copy(self, x: Tensor) -> Tensor:
-        """A dense copy."""
+        """Returns a contiguous copy."""
         out = self.graph.new(x.shape, x.dtype)
         return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
 
@@ -373,7 +396,7 @@ class RankKernels(Lowering):
         return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
-        """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
+        """Returns the gradient of a linear layer's weight, or the dummy where the product adds to the main gradient."""
         return (
             self.persistent.dummy_gradient(weight, self.graph)
             if self.rank_choices.accumulates
@@ -381,7 +404,7 @@ class RankKernels(Lowering):
         )
 
     def dropout_mask(self, x: Tensor) -> Tensor:
-        """Which elements a dropout keeps, a byte each."""
+        """Returns the mask of a dropout, one byte per element."""
         return self.graph.new(x.shape, BOOL)
 
     def statistics(self, rows: Number) -> Tensor:
@@ -392,7 +415,7 @@ class RankKernels(Lowering):
 
 
 def direct_steps(scope: Scope) -> Iterator[Step]:
-    """The steps of a module itself, in the first of its forms."""
+    """Yields the steps of a module without those of its submodules, in the first of its forms."""
     for item in scope.items:
         if isinstance(item, Step):
             yield item

@@ -1,4 +1,4 @@
-"""Parts of a layer whose outputs are given back once they have been read, and made again in the backward pass.
+"""Parts of a layer whose outputs are freed once they have been read, and recomputed in the backward pass.
 
 Sources: Megatron-LM, megatron/core/tensor_parallel/random.py, `CheckpointWithoutOutput`, and in core/transformer
 transformer_layer.py (`layernorm`), moe/experts.py (`moe_act`) and multi_latent_attention.py (`mla_up_proj`).
@@ -24,9 +24,12 @@ DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 
 
 class DiscardedOutputs:
-    """A part whose outputs are given back, and made again from its arguments.
+    """A part whose outputs are freed, and recomputed from its arguments.
 
-    storages: of its outputs, until they are made again. reads: the storage of the value that it read.
+    storages: storages of the outputs until they are recomputed.
+    reads: the storage of the value that the part read.
+    recomputed: the recomputed outputs.
+    argument_gradients: argument → its gradient.
     """
 
     def __init__(
@@ -34,31 +37,31 @@ class DiscardedOutputs:
     ) -> None:
         self.graph, self.run, self.reads = graph, run, reads
         self.arguments, self.storages = list(arguments), [out.storage for out in outs]
-        self.made: list[Tensor] = []
-        self.found: dict[int, Tensor] = {}
+        self.recomputed: list[Tensor] = []
+        self.argument_gradients: dict[int, Tensor] = {}
 
-    def again(self) -> None:
-        """Runs the part, with its graph; what it makes stands for its outputs."""
-        graph, argument_gradients = self.graph, self.found
+    def recompute(self) -> None:
+        """Runs the part again with its graph; the recomputed tensors take the place of its outputs."""
+        graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
-        self.made = self.run([_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)])
+        self.recomputed = self.run([_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)])
         graph.enabled, graph.meter.place = enabled, place
-        for storage, new in zip(self.storages, self.made, strict=True):
+        for storage, new in zip(self.storages, self.recomputed, strict=True):
             storage.share(new.storage)
         self.storages = []
 
     def back(
         self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs: Needs
     ) -> Sequence[Gradient]:
-        """The backward pass of the graph that was made again."""
-        graph, argument_gradients = self.graph, self.found
+        """Runs the backward pass of the recomputed graph."""
+        graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end = empty(UncountedMeter(), (1,), BFLOAT16)
-        end.node = Node(graph, "outputs", tuple(self.made), lambda g, needs: output_gradients)
-        self.made = []
+        end.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs: output_gradients)
+        self.recomputed = []
         backward(graph, end, empty(UncountedMeter(), (1,), BFLOAT16))
         del end
         graph.enabled, graph.meter.place = enabled, place
@@ -66,7 +69,7 @@ class DiscardedOutputs:
 
 
 def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
-    """An argument without its history, whose gradient stays in `found`."""
+    """Returns an argument without its history, whose gradient is put into `argument_gradients`."""
     argument = x.detached()
 
     def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
@@ -78,7 +81,7 @@ def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Te
 
 
 class DiscardedKernels(SparseKernels):
-    """Norms, activations of experts, and projections of latents that run again by themselves."""
+    """Recomputed norms, activations of experts, and projections of latents."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -88,7 +91,7 @@ class DiscardedKernels(SparseKernels):
     def run_discardable(
         self, run: Part, arguments: Sequence[Tensor], reads: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a part whose arguments alone are kept. Returns its outputs, and what gives them back."""
+        """Runs a part and saves its arguments alone. Returns its outputs, and what frees and recomputes them."""
         graph = self.graph
         if not recorded(graph, arguments):
             return run(arguments), None
@@ -99,13 +102,13 @@ class DiscardedKernels(SparseKernels):
         return outs, discarded
 
     def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
-        """Gives the outputs of a part back; when the gradient of `hook` is there, they are made again."""
+        """Frees the outputs of a part; they are recomputed when `hook` gets its gradient."""
         for storage in discarded.storages:
             storage.release()
         passed = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
         def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            discarded.again()
+            discarded.recompute()
             return [g]
 
         self.node("recompute", (hook,), [passed], back)
@@ -114,7 +117,7 @@ class DiscardedKernels(SparseKernels):
     # --- shared experts ----------------------------------------------------------------------------------------------
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Shared experts that run again by themselves are modules with an input and an output."""
+        """Gives recomputed shared experts an input and an output of their own."""
         for item in scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
                 steps = [step for step in item.items if isinstance(step, Step)]
@@ -124,7 +127,7 @@ class DiscardedKernels(SparseKernels):
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
-        """The norm before a sublayer, unless it is one module with a product, runs again after the sublayer's."""
+        """Runs a norm; one before a sublayer is recomputed after the sublayer's backward pass, unless a product has it."""
         readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
         if not self.rank_choices.recompute_norms or fused or not self._is_of_layer():
