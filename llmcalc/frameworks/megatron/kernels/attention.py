@@ -63,7 +63,7 @@ class AttentionKernels(LinearKernels):
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns views of parts (`SplitAlongDim`). A copy joins their gradients, unless they are views of one tensor."""
+        """Returns views of parts (`SplitAlongDim`). A copy joins gradients that are not views of one tensor."""
         rows = x.shape[0]
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
@@ -208,7 +208,7 @@ class AttentionKernels(LinearKernels):
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
-        """Computes all scores, as UnfusedDotProductAttention (Transformer Engine) or DotProductAttention (Megatron-Core)."""
+        """Computes all scores: UnfusedDotProductAttention (Transformer Engine), DotProductAttention (Megatron-Core)."""
         graph, choices, batch = self.graph, self.rank_choices, self.run_config.batch
         rows, keys = q.shape[0], k.shape[0]
         if groups != heads:  # keys and values repeated for each query head

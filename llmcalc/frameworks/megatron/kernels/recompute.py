@@ -127,7 +127,7 @@ class DiscardedKernels(SparseKernels):
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
-        """Runs a norm; one before a sublayer is recomputed after the sublayer's backward pass, unless a product has it."""
+        """Runs a norm; before a sublayer it is recomputed for the backward pass, unless a product has it."""
         readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
         if not self.rank_choices.recompute_norms or fused or not self._is_of_layer():
