@@ -283,8 +283,10 @@ def check_layers(spec: ModelSpec) -> None:
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
     if irregular > MOST_IRREGULAR_LAYERS:
-        most = f"expected at most {MOST_IRREGULAR_LAYERS:,}"
-        raise InputError(f"{irregular:,} layers that repeat no pattern are too many for memory; {most}")
+        raise InputError(
+            f"{irregular:,} layers that repeat no pattern are too many for memory; "
+            f"expected at most {MOST_IRREGULAR_LAYERS:,}"
+        )
 
 
 def _joined(runs: Sequence[ReplayResult]) -> ReplayResult:

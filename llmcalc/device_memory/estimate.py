@@ -1,4 +1,4 @@
-"""How much memory a model takes on one device: closed forms of what stays, and a replay of what a run adds."""
+"""The memory of a model on one device: closed forms of the persistent tensors, and a replay of the run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from .training import Training, record
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that a model takes on one device.
+    """The memory of a model on one device.
 
-    settings: how it runs. states: what stays between passes, in closed form.
-    published: number format of the published weights. config: the model's `config.json`, if it has one.
-    runtime: what the accelerator's runtime takes.
+    settings: the settings of the run.
+    states: persistent tensors, in closed form.
+    published: number format of the published weights, default bfloat16.
+    config: the model's `config.json`; None if it has none.
+    runtime: memory of the accelerator's runtime, default that of an H100.
     """
 
     spec: ModelSpec
@@ -43,13 +45,13 @@ class Memory:
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
-    _found: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
+    _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @property
     def device(self) -> DeviceMemory:
-        """What the run holds on the accelerator of `runtime`. Raises `Unsupported` for a step without kernels."""
+        """The device memory on the accelerator of `runtime`. Raises `Unsupported` for a step without kernels."""
         return self.on(self.runtime)
 
     @property
@@ -59,7 +61,10 @@ class Memory:
 
     @property
     def flash_bytes(self) -> int | None:
-        """`device_bytes` with flash attention; None where that runs already, was not asked about or has no kernel."""
+        """`device_bytes` with flash attention.
+
+        None if flash runs already or has no kernel, or if the settings choose an implementation.
+        """
         if self.settings.attn_implementation is not None or self.attention == "flash":
             return None
         try:
@@ -68,35 +73,35 @@ class Memory:
             return None
 
     def with_(self, **changes: Any) -> Memory:
-        """The same model with other settings. Raises `InputError` for settings that contradict each other."""
+        """The memory of the same model with other settings. Raises `InputError` for contradictory settings."""
         count = self.states.count
         return memory(
             self.spec, self.settings.with_(**changes), self.published, count.include, self.config, self.runtime
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
-        """What the run holds on an accelerator with that runtime."""
+        """The device memory on an accelerator with that runtime."""
         return self._at(runtime)[1]
 
     def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """The attention implementation, and what the run holds with it."""
-        if runtime not in self._found:
-            usual = kernel_choices(self.settings).attention
+        """The attention implementation that runs, and the device memory with it."""
+        if runtime not in self._by_runtime:
+            default = kernel_choices(self.settings).attention
             try:
-                self._found[runtime] = usual, self._replayed(runtime, usual)
+                self._by_runtime[runtime] = default, self._replayed(runtime, default)
             except Unsupported:
-                if usual == "eager" or self.settings.attn_implementation is not None:
+                if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._found[runtime] = "eager", self._replayed(runtime, "eager")
-        return self._found[runtime]
+                self._by_runtime[runtime] = "eager", self._replayed(runtime, "eager")
+        return self._by_runtime[runtime]
 
     def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         run = self._training() if self.settings.phase == "training" else self._inference(attention)
         every = self.settings.recomputed().every
-        return device_memory(self.spec, run, runtime, self._beside(), self.tensors(attention), every)
+        return device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
 
     def training(self) -> Training:
-        """How a rank of a layout trains the model. Raises `InputError` for another phase."""
+        """The training configuration of the replay. Raises `InputError` for another phase than training."""
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
         return training_run(self.settings, self.states)
@@ -106,14 +111,14 @@ class Memory:
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation) -> Run:
-        """Prefill, decoding, or both, one after the other on an allocator of its own each."""
+        """Prefill, decoding, or both, each recorded by itself."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         return lambda layers, workspace: [
             record_inference(self.spec, inference, layers, workspace) for inference in passes
         ]
 
-    def _beside(self) -> list[UnreplayedBytes]:
-        """What no replay counts: weights in another format than the run's, a paged cache, image and audio encoders."""
+    def _unreplayed(self) -> list[UnreplayedBytes]:
+        """Bytes that no replay counts: weights in a storage format, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._towers()
@@ -122,34 +127,34 @@ class Memory:
         return [*paged, *([UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
 
     def _towers(self) -> list[UnreplayedBytes]:
-        """The image and audio encoders, if they are included: no text passes through them."""
+        """The bytes of image and audio encoders, if they are included: the replayed text does not pass through them."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
             return []
         rest = count.include - {TOWERS.name}
-        here = list(trained_tensors(count.tree, count.include))
-        towers = [one for one in here if one not in list(trained_tensors(count.tree, rest))]
+        tensors = list(trained_tensors(count.tree, count.include))
+        towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, rest))]
         n = elements_of(towers)
-        found = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
+        weights = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
         if use.optimizer is None or use.adapters is not None:
-            return found
+            return weights
         states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
         master = bytes_of(n, "float32") if use.has_master else 0
-        kept = self.settings.zero_grad == "zeros"
+        stays = self.settings.zero_grad == "zeros"
         return [
-            *found,
+            *weights,
             UnreplayedBytes("optimizer", states + master),
-            UnreplayedBytes("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=kept),
+            UnreplayedBytes("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=stays),
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """The tensors of the run, known as well as the least known of what it uses."""
+        """The term of the run's tensors, with the weakest status of the evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
-        """The parts, kernels, optimizer and settings of the run, each with its witness.
+        """The evidence for the parts, kernels, optimizer and settings of the run.
 
-        attention: which implementation runs.
+        attention: the attention implementation that runs.
         """
         settings, use = self.settings, self.states
         from_source = [
@@ -188,10 +193,10 @@ def memory(
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
 ) -> Memory:
-    """The memory of a model under these settings; the run is replayed when it is asked for.
+    """The memory of a model under these settings. The run is replayed on the first access to `device`.
 
-    published, include, config: as in `costs.resident.memory`. runtime: what the accelerator's runtime takes; default
-    that of an H100 with torch's defaults.
+    published, include, config: as in `static.memory`.
+    runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)

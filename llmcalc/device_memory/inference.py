@@ -1,6 +1,4 @@
-"""A model that runs without gradients on one device, replayed: its weights, the passes over a prompt, and a decoding
-step after it, with the cache between them.
-"""
+"""Replays inference on one device: weights, cache, the passes over a prompt, and one decoding step after it."""
 
 from __future__ import annotations
 
@@ -31,24 +29,24 @@ InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 @dataclass(frozen=True)
 class Inference:
-    """How a model is run without gradients.
+    """The inference configuration of a replay.
 
     phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
         the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
-    batch: sequences, 1 by default.
-    seq: tokens of each prompt; in `decode`, the cached tokens.
-    source: tokens that an encoder reads, `seq` by default.
+    batch: number of sequences, default 1.
+    seq: tokens of each prompt, default 2048; in `decode`, the cached tokens.
+    source: tokens that an encoder reads, default `seq`.
     chunk: tokens of a chunk of the prompt; None (default) for the whole prompt at once.
-    dtype: number format of weights and activations.
-    choices: which kernels run where people choose.
+    dtype: number format of weights and activations, default bfloat16.
+    choices: the kernels that run, default the eager ones.
     mla: the form of latent attention, as in `Execution`.
-    include: the names of the optional parts that run too (`llmcalc.optional`), none by default.
-    paged: whether the cache is a pool that exists before the passes. A replay does not count it, as its size is not
-        that of its tokens: the caller adds it. New keys, values and states are written into it. Attention without
-        scores (`flash`) reads keys and values in place; other attention first copies what it reads, in each layer, into
-        tensors of the activations' type. By default (false) the cache grows by concatenation, as the reference's does.
-    weights: whether the weights count, true by default. They do not where they are stored in another way than `dtype`,
-        as quantised ones are: the caller adds them.
+    include: names of the optional parts that run too (`llmcalc.optional`), default none.
+    paged: whether the cache is a pool of blocks that exists before the passes; default false, where the cache grows by
+        concatenation, as the reference's does. New keys, values and states are written into the pool. A replay does not
+        count the pool: the caller adds its bytes. Flash attention reads keys and values in place; other attention first
+        copies them, in each layer, into tensors of the activations' number format.
+    weights: whether the replay counts the weights, default true. Weights with another storage than `dtype`, such as
+        quantized ones, are added by the caller.
     """
 
     phase: InferencePhase = "inference"
@@ -65,16 +63,22 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes, and what torch has no plan for as serving frameworks run it: a part of each expert or some
-    experts, and a copy of a key head where there are fewer heads than ranks.
+    """Runs a rank's passes as serving frameworks do where torch has no parallel plan.
+
+    A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
+    ranks.
     """
 
     def check_plan(self, program: RankFlow) -> None:
-        """Takes every program."""
+        """Accepts every program."""
 
 
 class Pass(NamedTuple):
-    """One pass. tokens: new tokens per sequence. past: tokens per sequence that passes before it have cached."""
+    """One pass.
+
+    tokens: new tokens per sequence.
+    past: tokens per sequence that earlier passes have cached.
+    """
 
     tokens: int
     past: int
@@ -83,13 +87,13 @@ class Pass(NamedTuple):
 class InferenceRun:
     """Replays the passes of a model, or of one rank of a layout (`RankModel`).
 
-    A rank runs torch's own kernels of divided products. What another rank of a pipeline sends is received into a buffer
-    that is freed after the pass.
+    A rank runs torch's tensor-parallel kernels. The input from another rank of a pipeline is received into a buffer,
+    which is freed after the pass.
 
-    layers: how many repeats of each stack's pattern run; all by default (see `fold`).
-    workspace: bytes that are taken at the first product.
-    meter: what counts storages, or writes them down; by default it counts them, on no device.
-    names: what the passes that have run are called: as their phase, with a number where a prompt has several chunks.
+    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
+    meter: counts or records the storages; default a meter without a device.
+    names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class InferenceRun:
     def _lowering(self, graph: Graph) -> Eager:
         graph.enabled = False
         inference = self.inference
-        run_config = self._sight("prefill", Pass(inference.seq, 0))
+        run_config = self._run_config("prefill", Pass(inference.seq, 0))
         divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile = Served if divided else Eager
         run = profile(
@@ -127,15 +131,17 @@ class InferenceRun:
         run.run_only, run.paged = self.layers, inference.paged
         return run
 
-    def _sight(self, phase: Phase, one: Pass) -> RunConfig:
-        """A last chunk of one token runs as a decoding step. An encoder gives an output for every token."""
+    def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
+        """The run config of a pass. A last chunk of one token runs as a decoding step."""
         inference = self.inference
-        if one.past and one.tokens == 1:
+        if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
         if not self.caches:
             phase = "forward"
         source = inference.seq if inference.source is None else inference.source
-        workload = Workload(inference.batch, one.tokens, context=one.past, source=source, phase=phase)
+        workload = Workload(
+            inference.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
+        )
         return RunConfig(workload, execution=Execution(mla=inference.mla))
 
     # --- the passes -------------------------------------------------------------------------------------------------
@@ -147,45 +153,47 @@ class InferenceRun:
 
     @property
     def chunks(self) -> int:
-        """How many passes over the prompt there are."""
+        """The number of passes over the prompt."""
         return -(-self.inference.seq // self.chunk)
 
-    def pass_of(self, number: int) -> Pass:
-        """A pass over the prompt."""
+    def prompt_pass(self, number: int) -> Pass:
+        """The pass over a chunk of the prompt. number: from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Makes the parameters in the order in which the program uses them; to decode, also the cache of the prompt."""
+        """Allocates the parameters in the order of their use in the program; for `decode`, also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self.lowering.prepare(self.program)
         else:
-            apart = self._lowering(Graph(NoMeter()))
-            apart.prepare(self.program)
-            self.lowering.weights = apart.weights
+            unmetered = self._lowering(Graph(NoMeter()))
+            unmetered.prepare(self.program)
+            self.lowering.weights = unmetered.weights
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
-            self.cached_by(self.chunks)
+            self.fill_cache(self.chunks)
 
-    def cached_by(self, chunks: int) -> None:
-        """Makes the cache that the first passes over the prompt leave, without their other tensors.
+    def fill_cache(self, chunks: int) -> None:
+        """Allocates the cache after the first chunks of the prompt, without the other tensors of these passes.
 
-        All chunks between the first and the last are one pass here: they leave the same cache. chunks: how many.
+        All chunks between the first and the last run as one pass, which leaves the same cache.
+
+        chunks: the number of chunks.
         """
-        apart = self._lowering(Graph(NoMeter()))
-        apart.weights, apart.store = self.lowering.weights, {}
-        first, last = self.pass_of(0), self.pass_of(chunks - 1)
+        unmetered = self._lowering(Graph(NoMeter()))
+        unmetered.weights, unmetered.store = self.lowering.weights, {}
+        first, last = self.prompt_pass(0), self.prompt_pass(chunks - 1)
         between = [Pass(last.past - first.tokens, first.tokens)] if chunks > 2 else []
-        for one in (first, *between, *([last] if chunks > 1 else [])):
-            self._run(apart, "prefill", one)
+        for prompt_pass in (first, *between, *([last] if chunks > 1 else [])):
+            self._run(unmetered, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
-            for key, kept in apart.store.items():
+            for key, tensors in unmetered.store.items():
                 self.meter.whose = key
                 self.lowering.store[key] = tuple(
-                    x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in kept
+                    x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in tensors
                 )
             self.meter.whose = None
 
@@ -197,54 +205,55 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the prompt. Of more than `MANY` chunks, the first and the last ones run: a chunk holds more than the one
-        before it.
+        """Runs the prompt. Of more than `MOST_CHUNKS` chunks, only the first and the last ones run.
+
+        A chunk needs more memory than the one before it.
         """
         chunks = self.chunks
-        late = max(1, chunks - MANY + 1)
+        late = max(1, chunks - MOST_CHUNKS + 1)
         for i in (0, *range(late, chunks)):
             if i == late > 1:
                 self.lowering.store = {}
                 self.meter.place = Place("between")
-                self.cached_by(i)
-            self.run("prefill", self.pass_of(i), f"prefill {i}" if chunks > 1 else "prefill")
+                self.fill_cache(i)
+            self.run("prefill", self.prompt_pass(i), f"prefill {i}" if chunks > 1 else "prefill")
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self.run("decode", Pass(1, self.inference.seq))
 
-    def run(self, phase: Literal["prefill", "decode"], one: Pass, name: str = "") -> None:
+    def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
         """Runs one pass. Its token ids and its logits are freed at the end.
 
-        name: what it is called where memory is allocated; by default as the phase.
+        name: name of the pass in places; default the phase.
         """
         self.names.append(name or phase)
         self.meter.place = Place(name or phase)
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
-        self._run(self.lowering, phase, one)
+        self._run(self.lowering, phase, inference_pass)
         self.meter.place = Place("after")
 
-    def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], one: Pass) -> None:
-        inference, given, meter = self.inference, lowering.given, lowering.graph.meter
-        lowering.run_config = self._sight(phase, one)
-        given[TOKENS] = ids = empty(meter, (inference.batch, one.tokens), INT64)
+    def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
+        inference, inputs, meter = self.inference, lowering.given, lowering.graph.meter
+        lowering.run_config = self._run_config(phase, inference_pass)
+        inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":
-            given[SOURCE] = ids
-        elif self.spec.kind == "encoder-decoder" and not one.past:
+            inputs[SOURCE] = ids
+        elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
-                given[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
+                inputs[SOURCE] = empty(meter, (inference.batch, lowering.run_config.workload.source), INT64)
         received = lowering.enter(self.program)
         lowering.run(self.program)
         del received
         lowering.further = []
-        given.clear()
+        inputs.clear()
 
 
-MANY = 4
-"""Chunks of a prompt up to which all of them run."""
+MOST_CHUNKS = 4
+"""The largest number of chunks of a prompt that all run."""
 
 
 def replay_inference(
@@ -254,31 +263,34 @@ def replay_inference(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and the passes, as `InferenceRun` does. Raises `Unsupported` for a step without kernels.
+    """Replays set-up and the passes. Raises `Unsupported` for a step without kernels.
 
-    `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
-    and token ids are freed. `peaks` keeps several chunks of a prompt apart (`fold.of_one_pass` joins them).
+    In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
+    the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
+    them.
+
+    layers, workspace: as in `InferenceRun`.
     """
     meter = Meter(device)
     run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
-    found = ReplayResult(set_up=meter.now)
+    result = ReplayResult(set_up=meter.now)
     meter.peaks = {}
     run.passes()
-    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
-    found.after = meter.now
+    result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
+    result.after = meter.now
     if device is not None:
-        found.read(device, meter.now, meter.peak)
-    return found
+        result.read(device, meter.now, meter.peak)
+    return result
 
 
 def record_inference(
     spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and the passes, for `RepeatAnalysis`. layers: as of `InferenceRun`."""
+    """Records set-up and the passes, for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
     meter = Recorder()
     run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()
-    made = meter.cut()
+    set_up = meter.cut()
     run.passes()
-    return RecordedEvents(made, [], [meter.cut()], run.names)
+    return RecordedEvents(set_up, [], [meter.cut()], run.names)

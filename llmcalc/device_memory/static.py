@@ -1,7 +1,7 @@
-"""What stays in memory between passes, in closed form: weights and cache in inference; weights, gradients and optimizer
-states in training.
+"""Persistent memory in closed form: weights, and the cache in inference or gradients and optimizer states in training.
 
-Every kind is one entry of `MemoryUse.parts`. What a pass itself takes, such as activations, is in `device`.
+Every kind is one entry of `MemoryUse.parts`. The bytes of a pass itself, such as activations, come from a replay
+(`training`, `inference`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..optional import OPTIONAL_PARTS
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .optimizers.record import OptimizerState
+from .optimizers.record import Optimizer, OptimizerState
 from .optimizers.registry import DEFAULT, optimizer, optimizers
 from .settings import PRECISIONS, MemoryPhase, Settings
 
@@ -35,7 +35,7 @@ DEFAULT_TARGETS = ("q_proj", "v_proj")
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory required by one copy of a model, in bytes.
+    """The persistent memory of one copy of a model, in bytes.
 
     count: the parameters.
     phase: training, prefill, decode or inference.
@@ -44,7 +44,7 @@ class MemoryUse:
     kv_dtype: format of the cache; empty without a cache.
     grad_dtype, has_master, optimizer, precision: set in training only.
     quantized: bytes of the weights under a quantization scheme; None without one.
-    adapters: what is trained in the place of the weights, in `adapter_dtype`; None if the weights are.
+    adapters: the adapters that are trained instead of the weights, in `adapter_dtype`; None if the weights are trained.
     """
 
     count: ParameterCount
@@ -64,7 +64,7 @@ class MemoryUse:
     def weights(self) -> Number:
         """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once.
 
-        With adapters, of the frozen weights as they are stored, and of the adapters.
+        With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """
         if self.quantized is not None:
             return self.quantized.total
@@ -72,23 +72,28 @@ class MemoryUse:
             return bytes_of(self.count.total, self.dtype)
         narrow, stored = self.adapters.quantized_base(self.count.tree, self.count.include)
         frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
-        return add(frozen, add(*(bytes_of(elements_of(held), dtype) for held, dtype in self._trained_apart)))
+        return add(
+            frozen, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
+        )
 
     @property
     def trained(self) -> Number:
-        """The number of trained parameters: all, or those of the adapters; 0 in inference."""
+        """The number of trained parameters: all parameters, or those of the adapters; 0 in inference."""
         if self.phase != "training":
             return 0
         if self.adapters is None:
             return self.count.total
-        return add(*(elements_of(held) for held, _ in self._trained_apart))
+        return add(*(elements_of(tensors) for tensors, _ in self._adapters_and_copies))
 
     @property
-    def _trained_apart(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
-        """The tensors of adapters and of trained copies, each with their number format."""
+    def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
+        """The tensors of the adapters and of the trained copies of modules, each with their number format."""
         assert self.adapters is not None
-        of = self.count.tree, self.count.include
-        return (self.adapters.adapters(*of), self.adapter_dtype), (self.adapters.copied(*of), self.dtype)
+        tree_and_parts = self.count.tree, self.count.include
+        return (self.adapters.adapters(*tree_and_parts), self.adapter_dtype), (
+            self.adapters.copied(*tree_and_parts),
+            self.dtype,
+        )
 
     @property
     def gradients(self) -> Number:
@@ -97,10 +102,10 @@ class MemoryUse:
             return 0
         if self.adapters is None:
             return bytes_of(self.trained, self.grad_dtype)
-        (adapters, dtype), (copies, own) = self._trained_apart
-        chosen = self.grad_dtype != dtype
-        formats = (self.grad_dtype, self.grad_dtype if chosen else own)
-        return add(*(bytes_of(elements_of(held), one) for held, one in zip((adapters, copies), formats, strict=True)))
+        (adapters, adapter_dtype), (copies, copy_dtype) = self._adapters_and_copies
+        if self.grad_dtype != adapter_dtype:
+            copy_dtype = self.grad_dtype
+        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(copies), copy_dtype))
 
     @property
     def master_weights(self) -> Number:
@@ -155,21 +160,21 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """What is not included in any part: optional parts of the model, and scales of narrow weights."""
-        found = [
+        """Notes on memory that no entry counts: optional parts of the model, and scales of narrow weights."""
+        notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
             counted_by = " (--quantize counts them)" if self.phase != "training" else ""
-            found.append(
+            notes.append(
                 f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
             )
-        return found
+        return notes
 
 
 USUAL = Settings()
-"""Inference with every default."""
+"""Inference with all defaults."""
 
 
 def memory(
@@ -179,7 +184,7 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
 ) -> MemoryUse:
-    """Computes the memory required under `settings`.
+    """The persistent memory under `settings`.
 
     published: number format of the published weights; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
@@ -205,7 +210,7 @@ def _inference(
     weights, stored = dtype(settings.dtype or published), None
     scheme = _scheme(settings, config)
     if scheme is not None:
-        weights = _wide(settings, published)
+        weights = _unconverted_format(settings, published)
         names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
         stored = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
@@ -226,7 +231,7 @@ def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -
     return scheme_of_config(table) if settings.dtype is None else None
 
 
-def _wide(settings: Settings, published: str) -> str:
+def _unconverted_format(settings: Settings, published: str) -> str:
     """The number format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
@@ -241,45 +246,66 @@ def _wide(settings: Settings, published: str) -> str:
 def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
-    workload = Workload(batch, seq, source=settings.source, phase="training")
-    precision = settings.precision or "bf16-master"
-    trained, copied = PRECISIONS[precision]
-    weights = _float(settings.dtype, "--dtype", trained)
-    master = settings.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
-    if master == "fp32" and DTYPE_BITS[weights] >= 32:
-        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
-    record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
-    if settings.momentum is not None and not record.has_momentum:
-        known = " or ".join(one.name for one in optimizers() if one.has_momentum)
-        raise InputError(f"--momentum: for --optimizer {known}, not {record.name}")
-    if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
-        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
-    states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
+    weights, has_master = _training_formats(settings)
+    record = _checked_optimizer(settings)
     adapters, adapter_dtype = _adapters(settings, count)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
-        master = "none"
-        states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-        of = count.tree, count.include
-        apart = record.state(adapters.adapters(*of), states, momentum)
-        copies = record.state(adapters.copied(*of), settings.optimizer_dtype or weights, momentum)
-        state = apart.with_more(copies)
-    else:
-        state = record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
-    gradients = _float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights)
+        has_master = False
     return MemoryUse(
         count,
         "training",
         weights,
-        workload,
-        grad_dtype=gradients,
-        has_master=master == "fp32",
-        optimizer=state,
-        precision=_said(settings, weights, master),
+        Workload(batch, seq, source=settings.source, phase="training"),
+        grad_dtype=_float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights),
+        has_master=has_master,
+        optimizer=_optimizer_state(record, settings, count, weights, has_master, adapters, adapter_dtype),
+        precision=_precision_name(settings, weights, has_master),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
     )
+
+
+def _training_formats(settings: Settings) -> tuple[str, bool]:
+    """The number format of the weights, and whether there are fp32 master weights."""
+    default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
+    weights = _float(settings.dtype, "--dtype", default_weights)
+    is_wide = DTYPE_BITS[weights] >= 32
+    master = settings.master_weights or ("none" if is_wide else default_master)
+    if master == "fp32" and is_wide:
+        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
+    return weights, master == "fp32"
+
+
+def _checked_optimizer(settings: Settings) -> Optimizer:
+    """The record of the optimizer. Raises `InputError` for settings that the optimizer does not have."""
+    record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
+    if settings.momentum is not None and not record.has_momentum:
+        known = " or ".join(other.name for other in optimizers() if other.has_momentum)
+        raise InputError(f"--momentum: for --optimizer {known}, not {record.name}")
+    if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
+        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
+    return record
+
+
+def _optimizer_state(
+    record: Optimizer,
+    settings: Settings,
+    count: ParameterCount,
+    weights: str,
+    has_master: bool,
+    adapters: LowRank | None,
+    adapter_dtype: str,
+) -> OptimizerState:
+    """The states of the optimizer: of the adapters and the copies of modules, or else of all parameters."""
+    momentum = bool(settings.momentum)
+    if adapters is None:
+        states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
+        return record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
+    states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    copies = record.state(adapters.copied(count.tree, count.include), settings.optimizer_dtype or weights, momentum)
+    return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 
 def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
@@ -287,7 +313,7 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
     if settings.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
-    asked = LowRank(
+    requested = LowRank(
         settings.lora_rank,
         frozenset(),
         settings.base or "none",
@@ -296,15 +322,15 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
         bool(settings.quantized_head),
         bool(settings.fused_qkv),
     )
-    found = low_rank(count.tree, asked, targets, count.include)
-    return found, _float(settings.lora_dtype, "--lora-dtype", "float32")
+    adapters = low_rank(count.tree, requested, targets, count.include)
+    return adapters, _float(settings.lora_dtype, "--lora-dtype", "float32")
 
 
-def _said(settings: Settings, weights: str, master: str) -> str:
+def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     """The name of the training precision that results from the settings."""
     if DTYPE_BITS[weights] >= 32:
         return "autocast" if settings.precision == "autocast" else short_dtype(weights)
-    return short_dtype(weights) + ("-master" if master == "fp32" else "")
+    return short_dtype(weights) + ("-master" if has_master else "")
 
 
 def _float(name: str | None, option: str, default: str) -> str:

@@ -1,7 +1,7 @@
-"""A training step on one device, replayed: every tensor from set-up to the second step, on a model of the allocator.
+"""Replays training on one device: every tensor from set-up to the second step, on a model of the allocator.
 
-The second step is the steady state: the optimizer's states exist, and the allocator's free blocks are those that the
-first step left.
+The second step is the steady state: the optimizer's states exist, and the allocator has the free blocks that the first
+step left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..simulator.adapters import Adapters
 from ..simulator.autograd import Graph, backward
 from ..simulator.caching_allocator import PrefixCache
 from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Event, RecordedEvents, Recorder, passing, renamed, repeatable
+from ..simulator.event_log import Event, RecordedEvents, Recorder, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
 from ..simulator.meter import Device, Meter, Place
 from ..simulator.offload import Offload
@@ -34,31 +34,35 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.registry import DEFAULT
 from .optimizers.run_step import run_step
-from .optimizers.step import Trained
+from .optimizers.step import OptimizedParameter
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained.
+    """The training configuration of a replay.
 
-    batch: sequences of a micro-batch. seq: their tokens. source: tokens that an encoder reads, `seq` by default.
-    microbatches: the number of micro-batches per step, whose gradients are accumulated; 1 by default.
-    dtype: number format of weights, gradients and activations.
-    master: whether the optimizer updates an fp32 copy of the weights; it reads fp32 copies of the gradients.
-    optimizer, implementation, momentum: as in `run_step`; by default the library's own implementation.
-    choices: which kernels run where people choose.
-    autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), false by default.
-    adapters: what is trained in the place of the weights; None (default) if the weights are.
-    include: the names of the optional parts that are trained too (`llmcalc.optional`), none by default.
-    recompute: what runs again in the backward pass, nothing by default.
-    keeps_gradients: whether gradients are set to zero after a step instead of being freed, false by default.
+    batch: sequences of a micro-batch, default 1.
+    seq: tokens of a sequence, default 2048.
+    source: tokens that an encoder reads, default `seq`.
+    microbatches: micro-batches per step, whose gradients are accumulated; default 1.
+    dtype: number format of weights, gradients and activations, default bfloat16.
+    master: whether the optimizer updates fp32 master weights, from fp32 copies of the gradients; default false.
+    optimizer: name of the optimizer.
+    implementation: implementation of its step, as in `run_step`; default that of the optimizer's library.
+    momentum: whether SGD has momentum; default false.
+    recompute: the modules that are recomputed in the backward pass, default none.
+    choices: the kernels that run, default the eager ones.
+    autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), default false.
+    adapters: the adapters that are trained instead of the weights; default none.
+    include: names of the optional parts that are trained too (`llmcalc.optional`), default none.
+    keeps_gradients: whether gradients are set to zero after a step instead of being freed, default false.
     optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete, and the gradient freed;
-        false by default. It takes one micro-batch per step.
-    torch: the version of torch whose optimizer steps run, such as `2.0`; by default the newest.
-    offload: whether what the layers save waits on the host for the backward pass; false by default.
-    state_dtype: the type of the optimizer's states; None (default) for that of the tensors which it updates.
-    gradient_dtype: the type of sums of gradients that are kept between steps, to which each gradient is added as soon
-        as it is complete; None (default) if each tensor keeps its gradient itself.
+        default false. It requires one micro-batch per step.
+    torch: the version of torch whose optimizer steps run, such as `2.0`; default the newest.
+    offload: whether saved tensors of the layers are moved to the host until the backward pass; default false.
+    state_dtype: number format of the optimizer's states; default that of the tensors that it updates.
+    gradient_dtype: number format of gradient buffers that persist between steps; each gradient is added to its buffer
+        as soon as it is complete. None (default) if every parameter keeps its gradient.
     """
 
     batch: int = 1
@@ -84,12 +88,13 @@ class Training:
 
 
 class TrainingRun:
-    """Replays steps of a model.
+    """Replays training steps of a model.
 
-    layers: how many repeats of each stack's pattern run; all by default (see `fold`).
-    workspace: bytes that the forward and the backward thread take at their first product.
-    meter: what counts storages, or writes them down; by default it counts them, on no device.
-    program: what it runs, by default that of the whole model.
+    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
+        product; default 0.
+    meter: counts or records the storages; default a meter without a device.
+    program: the program that runs, default that of the whole model.
     profile: the kernels that run.
     """
 
@@ -130,11 +135,11 @@ class TrainingRun:
         )
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None
-        self.trained: list[Trained] = []
+        self.trained: list[OptimizedParameter] = []
         self.copies: list[Tensor] = []
 
     def _check_choices(self) -> None:
-        """Raises `InputError` for kernels of what the model does not have."""
+        """Raises `InputError` for a choice of kernels for a part that the model does not have."""
         choices, has_logits = self.training.choices, self.spec.head.type == "lm"
         if choices.capacity is not None and all(step.verb != "dispatch" for step in self.program.root.steps()):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
@@ -148,19 +153,21 @@ class TrainingRun:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Makes the parameters in the order in which the program uses them, and what training keeps beside them."""
+        """Allocates the parameters in the order in which the program uses them, master weights and gradient buffers."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
         self.prepare_training()
 
     def prepare_training(self) -> None:
-        """Makes what training keeps beside the parameters."""
+        """Allocates master weights and gradient buffers."""
         with counted_as(self.meter, "optimizer"):
             for key, weight in self.lowering.parameters:
                 self.meter.whose = key
-                self.trained.append(Trained(self._updated(weight), matrix=self._is_matrix(key), path=key))
+                self.trained.append(
+                    OptimizedParameter(self._updated_tensor(weight), matrix=self._is_matrix(key), path=key)
+                )
             self.meter.whose = None
-            self.copies = [self._updated(weight) for weight in self.lowering.unused if weight.leaf]
+            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
@@ -170,19 +177,19 @@ class TrainingRun:
                     self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
                 self.meter.whose = None
 
-    def _updated(self, weight: Tensor) -> Tensor:
-        """What the optimizer updates in the place of a weight: its copy in fp32, if there are master weights."""
+    def _updated_tensor(self, weight: Tensor) -> Tensor:
+        """The tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
         copied = self.training.master and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if copied else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
-        """The paths of the weights that are matrices of layers, without indices."""
+        """The paths of the weight matrices in layers, without indices."""
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether the parameter of that path is the matrix of a linear layer in a layer, or of an adapter beside it."""
+        """Whether the parameter is the weight matrix of a linear module in a layer, or of its adapter."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -190,7 +197,7 @@ class TrainingRun:
         return inside and not path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
-        """Runs one step over all micro-batches."""
+        """Runs one training step."""
         self.next_batch()
         self.micro_batches()
         if not self.training.optimizer_in_backward:
@@ -198,25 +205,25 @@ class TrainingRun:
         self.zero_grad()
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step, of which the first has its tokens. From the second on all are alike."""
+        """Runs the micro-batches of a step. The tokens of the first exist already; the others are alike."""
         self.forward_and_backward()
         if self.training.microbatches > 1:
             self.next_batch()
             self.forward_and_backward()
 
     def next_batch(self) -> None:
-        """Makes the tokens of the next micro-batch."""
+        """Allocates the tokens of the next micro-batch."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
             self._batch()
 
     def forward_and_backward(self) -> None:
-        """One micro-batch. Its loss is named until the backward pass has run."""
+        """Runs one micro-batch. A variable refers to its loss until the backward pass has run."""
         loss = self.forward()
         self.backward(loss)
 
     def forward(self) -> Tensor:
-        """Returns the loss of one micro-batch; of a model without a language-model head, its output."""
+        """Runs the forward pass and returns the loss; without a language-model head, the model's output."""
         self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         self.graph.away = Offload(self.graph).pack if self.training.offload else None
@@ -240,63 +247,63 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """What is called with a parameter whose gradient is complete; None for nothing."""
-        return self._update_one if self.training.optimizer_in_backward else None
+        """The function that is called with each parameter whose gradient is complete; None for no function."""
+        return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """What follows a backward pass, before its graph is freed: nothing on one device."""
+        """Runs after a backward pass, before its graph is freed; does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
-        """The workspace of a thread that has none yet."""
+        """Allocates workspaces until there are that many."""
         if self.workspace and len(self.workspaces) < threads:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
-        """The token ids, whose names get those of the next batch; they are their own labels."""
-        training, given = self.training, self.lowering.given
+        """Allocates the token ids, which are also the labels, and then frees those of the batch before."""
+        training, inputs = self.training, self.lowering.given
         ids = empty(self.meter, (training.batch, training.seq), INT64)
-        given[TOKENS] = ids
+        inputs[TOKENS] = ids
         self.lowering.take_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
             source = training.seq if training.source is None else training.source
-            given[SOURCE] = empty(self.meter, (training.batch, source), INT64)
+            inputs[SOURCE] = empty(self.meter, (training.batch, source), INT64)
         if self.spec.kind == "encoder":
-            given[SOURCE] = ids
+            inputs[SOURCE] = ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
 
-    def _update_one(self, weight: Tensor) -> None:
-        """The optimizer's step of one parameter, whose gradient is freed (`register_post_accumulate_grad_hook`)."""
-        one = self._by_parameter.get(id(weight))
-        if one is None:
+    def _update_parameter(self, weight: Tensor) -> None:
+        """Updates one parameter and frees its gradient (`register_post_accumulate_grad_hook`)."""
+        trained = self._by_parameter.get(id(weight))
+        if trained is None:
             return
-        one.gradient = weight.grad
+        trained.gradient = weight.grad
         training = self.training
         run_step(
             self.graph,
             training.optimizer,
-            [one],
+            [trained],
             training.implementation,
             training.momentum,
             training.state_dtype,
             training.torch,
         )
-        one.gradient = weight.grad = None
+        trained.gradient = weight.grad = None
 
     @cached_property
-    def _by_parameter(self) -> dict[int, Trained]:
-        return {id(weight): one for weight, one in zip(self.parameters, self.trained, strict=True)}
+    def _by_parameter(self) -> dict[int, OptimizedParameter]:
+        return {id(weight): trained for weight, trained in zip(self.parameters, self.trained, strict=True)}
 
     def update(self) -> None:
-        """The optimizer's step; with master weights, from fp32 copies of the gradients into the master weights."""
+        """Runs the optimizer's step; with master weights, on fp32 copies of the gradients."""
         self.meter.place = Place("step")
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
-        for one, gradient in zip(self.trained, gradients, strict=True):
-            one.gradient, self.meter.whose = gradient, one.path
+        for trained, gradient in zip(self.trained, gradients, strict=True):
+            trained.gradient, self.meter.whose = gradient, trained.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
-                one.gradient = self.graph.new(gradient.shape, FLOAT32)
-                copies.append(one.gradient)
+                trained.gradient = self.graph.new(gradient.shape, FLOAT32)
+                copies.append(trained.gradient)
         self.meter.whose = None
         del gradients
         with self.graph.no_grad():
@@ -309,8 +316,8 @@ class TrainingRun:
                 self.training.state_dtype,
                 self.training.torch,
             )
-        for one in self.trained:
-            one.gradient = None
+        for trained in self.trained:
+            trained.gradient = None
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
@@ -326,70 +333,70 @@ def replay(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
-    """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels.
+    """Replays set-up and two steps. Raises `Unsupported` for a step without kernels.
 
-    device: where blocks come from; None (default) counts exact bytes. The second step finds the free blocks that the
-    first one leaves.
+    device: the allocator; None (default) counts bytes of tensors only.
+    layers, workspace: as in `TrainingRun`.
     """
     meter = Meter(device)
     return replayed(TrainingRun(spec, training, layers, workspace, meter), meter)
 
 
 class Steps(Protocol):
-    """A run of steps that are alike."""
+    """A run of equal steps."""
 
     def set_up(self) -> None:
-        """Makes what stays."""
+        """Allocates the tensors that exist before the first step."""
 
     def step(self) -> None:
         """Runs one step."""
 
 
 def replayed(run: Steps, meter: Meter) -> ReplayResult:
-    """What set-up and two steps of a run find. meter: the run's."""
+    """Replays set-up and two steps of a run. meter: the meter of the run."""
     run.set_up()
-    found = ReplayResult(set_up=meter.now)
+    result = ReplayResult(set_up=meter.now)
     run.step()
-    first, meter.peaks = meter.peaks, {}
+    first_peaks, meter.peaks = meter.peaks, {}
     meter.place = Place()
     run.step()
     meter.place = Place("after")
-    found.take_peaks(first, meter.peaks)
-    found.after = meter.now
+    result.take_peaks(first_peaks, meter.peaks)
+    result.after = meter.now
     if meter.device is not None:
-        found.read(meter.device, meter.now, meter.peak)
-    return found
+        result.read(meter.device, meter.now, meter.peak)
+    return result
 
 
 def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """What set-up and two steps of a run find, with what an allocator counts. meter: the run's."""
-    found = replayed(run, meter)
+    """Replays set-up and two steps of a run on an allocator. meter: the meter of the run."""
+    result = replayed(run, meter)
     meter.cut()
-    found.read(prefix_cache.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
-    return found
+    result.read(prefix_cache.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
+    return result
 
 
 def record(
     spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps, for `RepeatAnalysis`. layers: as of `TrainingRun`."""
-    found = None
+    """Records set-up and two steps, for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
+    recorded = None
     if not (training.keeps_gradients or training.optimizer_in_backward):
-        found = _from_one_pass(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
-    return found or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+        recorded = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
+    return recorded or two_steps(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
 
 
-def _from_one_pass(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
-    """Two steps whose micro-batches are recorded once; None if they are not alike.
+def _record_passes_once(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
+    """Records two steps with one run of their micro-batches; None if the steps differ.
 
-    The first pass makes the parameters, in the order in which it reads them, as set-up would.
+    The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
-    meter.apart = []
+    meter.parameter_events = []
     run.next_batch()
     batch = meter.cut()
     run.micro_batches()
-    passes, set_up = meter.cut(), meter.apart
-    meter.apart = None
+    passes, set_up = meter.cut(), meter.parameter_events
+    meter.parameter_events = None
     if run.lowering.skipped:
         return None
     meter.place = Place("set-up")
@@ -401,23 +408,23 @@ def _from_one_pass(run: TrainingRun, meter: Recorder) -> RecordedEvents | None:
 def repeated(
     run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
 ) -> RecordedEvents | None:
-    """Two steps with the same passes; None if these are not alike. batch: the events that make their tokens."""
+    """Two steps with the same passes; None if the steps differ. batch: the events that allocate the tokens."""
     run.update()
     first = meter.cut()
     run.update()
     update = meter.cut()
     run.zero_grad()
-    freed = meter.cut()
+    zero_grad = meter.cut()
     run.next_batch()
     next_batch = meter.cut()
-    if not (repeatable(batch, passes, freed, next_batch) and passing(update)):
+    if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
         return None
-    next_batch += renamed(batch, next_batch)
-    return RecordedEvents(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
+    next_batch += rename_events(batch, next_batch)
+    return RecordedEvents(set_up, [batch, passes, first, zero_grad], [next_batch, passes, update, zero_grad], PHASES)
 
 
 def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
-    """Two steps that are both recorded."""
+    """Records two steps, each by itself."""
     run.set_up()
     set_up = meter.cut()
     run.step()

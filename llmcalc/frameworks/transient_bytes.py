@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.optimizers.run_step import run_step
-from ..device_memory.optimizers.step import Trained
+from ..device_memory.optimizers.step import OptimizedParameter
 from ..device_memory.training import Training
 from ..parallel.layout import Layout
 from ..simulator.autograd import Graph
@@ -183,7 +183,7 @@ def _step_peak(
     meter = Meter()
     graph, shape = Graph(meter), (SIDE * SIDE,) if flat else (SIDE, SIDE)
     weight_type = FLOAT32 if training.master else DTYPES[training.dtype]
-    trained = [Trained(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)]
+    trained = [OptimizedParameter(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)]
     gradients = [empty(meter, shape, gradient_type) for _ in trained]
     before = 0
     for _ in range(2):  # the first step allocates the optimizer's states

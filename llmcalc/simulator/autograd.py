@@ -68,9 +68,9 @@ class Graph:
         """The sum over the axes along which that shape was broadcast to x's, as `at::sum_to` makes it: without those
         in front of the shape it is a view of the sum.
         """
-        made = self.new(shape, x.dtype)
-        made.has_base = 0 < len(shape) < len(x.shape)
-        return made
+        total = self.new(shape, x.dtype)
+        total.has_base = 0 < len(shape) < len(x.shape)
+        return total
 
     def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A result of a product. name: the operation's name, by which its results may be kept."""
@@ -128,9 +128,9 @@ def record(
     node = Node(graph, name, ins, backward)
     if saves:
         node.saved = [graph.save(t) for t in saves]
-    made = out() if callable(out) else out
-    made.node = node
-    return made
+    result = out() if callable(out) else out
+    result.node = node
+    return result
 
 
 def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:
@@ -143,17 +143,17 @@ def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Te
 
 def saved_storages(out: Tensor) -> list[Storage]:
     """Every storage that the graph behind a tensor keeps for the backward pass, once."""
-    found: dict[int, Storage] = {}
+    storages: dict[int, Storage] = {}
     todo = [] if out.node is None else [out.node]
     seen = {id(node) for node in todo}
     while todo:
         node = todo.pop()
-        found |= {id(each.tensor.storage): each.tensor.storage for each in node.saved}
+        storages |= {id(saved.tensor.storage): saved.tensor.storage for saved in node.saved}
         for edge in node.edges:
             if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in seen:
                 seen.add(id(edge[0]))
                 todo.append(edge[0])
-    return list(found.values())
+    return list(storages.values())
 
 
 def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
@@ -164,7 +164,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     """
     assert out.node is not None
     waiting = _uses_of_leaves(out.node)
-    held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
+    gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     place = None
@@ -174,7 +174,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
             if node.place is not place:
                 place = node.place
                 graph.meter.place = place.in_backward()
-            outs = _called(graph, node, held)
+            outs = _called(graph, node, gradients)
             attributes += node.attributes
             node.saved = []
             node.backward = None
@@ -186,10 +186,10 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                     continue
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if given is not None:
-                    if key in held:
-                        _add(graph, held, key, given, None if isinstance(target, Tensor) else target[0])
+                    if key in gradients:
+                        _add(graph, gradients, key, given, None if isinstance(target, Tensor) else target[0])
                     else:
-                        held[key] = given
+                        gradients[key] = given
                         if not isinstance(target, Tensor) and key[0] not in queued:
                             queued.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
@@ -197,14 +197,14 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 if isinstance(target, Tensor):
                     attributes.append(target)  # by the node that accumulates its gradient
                     waiting[key[0]] -= 1
-                    if not waiting[key[0]] and key in held:
-                        _accumulate(graph, target, held.pop(key))
+                    if not waiting[key[0]] and key in gradients:
+                        _accumulate(graph, target, gradients.pop(key))
             del edges, target
         if at_end is not None:
             at_end()
 
 
-def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
     """The gradients of a node's inputs. What it saved and the gradients that came live until they are made."""
     if node.backward is None:
         raise InputError(
@@ -213,32 +213,32 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
         )
     for hook in node.hooks:
         hook()
-    came: Gradient | list[Gradient]
+    output_gradients: Gradient | list[Gradient]
     if node.outputs == 1:
-        came = held.pop((id(node), 0), None)
+        output_gradients = gradients.pop((id(node), 0), None)
     else:
-        came = [held.pop((id(node), i), None) for i in range(node.outputs)]
-    saved = [each.unpack() for each in node.saved] if node.saved else ()
+        output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
+    saved = [tensor.unpack() for tensor in node.saved] if node.saved else ()
     needs = [edge is not None for edge in node.edges]
-    outs = list(node.backward(came, needs, *saved))
+    outs = list(node.backward(output_gradients, needs, *saved))
     del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if not needs[i]:
             outs[i] = None
             continue
-        given = outs[i]
-        if given is None:
+        gradient = outs[i]
+        if gradient is None:
             continue
-        if given.shape != shape:  # the gradient of what was broadcast is summed
-            outs[i] = given = graph.summed_to(shape, given)
-        if given.dtype is not dtype:  # the order of axes stays
-            outs[i] = graph.new(shape, dtype, elementwise(((given.shape, given.strides),), shape))
-        del given
+        if gradient.shape != shape:  # the gradient of what was broadcast is summed
+            outs[i] = gradient = graph.summed_to(shape, gradient)
+        if gradient.dtype is not dtype:  # the order of axes stays
+            outs[i] = graph.new(shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape))
+        del gradient
     return outs
 
 
-def _own(given: object) -> int:
-    return sys.getrefcount(given)
+def _own(value: object) -> int:
+    return sys.getrefcount(value)
 
 
 OWN = _own(object())
@@ -247,7 +247,7 @@ where calls borrow variables."""
 
 
 def _add(
-    graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, node: Node | None
+    graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
     """Adds a further gradient to the first, in place where nothing else holds that.
 
@@ -257,35 +257,37 @@ def _add(
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
     an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
-    old = held[key]
-    if given.shape != old.shape:
-        given = graph.new(old.shape, given.dtype)
-    alone = sys.getrefcount(old) <= OWN + 1 and sys.getrefcount(old.storage) <= 2  # besides `held` and the tensor
-    alone = alone and (not old.has_base or (node is not None and node.compiled))
-    in_place = graph.adds_in_place and alone and is_dense(old.shape, old.strides) and (node is None or not node.alone)
+    first = gradients[key]
+    if gradient.shape != first.shape:
+        gradient = graph.new(first.shape, gradient.dtype)
+    alone = sys.getrefcount(first) <= OWN + 1 and sys.getrefcount(first.storage) <= 2  # besides `held` and the tensor
+    alone = alone and (not first.has_base or (node is not None and node.compiled))
+    in_place = (
+        graph.adds_in_place and alone and is_dense(first.shape, first.strides) and (node is None or not node.alone)
+    )
     if graph.on_sum is not None:
-        graph.on_sum(old.bytes, in_place)
+        graph.on_sum(first.bytes, in_place)
     if not in_place:
-        strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
-        held[key] = graph.new(old.shape, old.dtype, strides)
+        strides = elementwise(((first.shape, first.strides), (gradient.shape, gradient.strides)), first.shape)
+        gradients[key] = graph.new(first.shape, first.dtype, strides)
 
 
-def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
+def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
     """All gradients of a trained tensor are there: they become its `grad`, or are added to it in place.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
     if leaf.grad is None and graph.keeps_gradients:
-        if sys.getrefcount(given) > OWN or not _stored_alike(given, leaf):
-            given = graph.new(leaf.shape, given.dtype, leaf.strides)
-        leaf.grad = given.detached() if given.has_base else given
-        graph.meter.reclassify(given.storage.block, "gradients")
+        if sys.getrefcount(gradient) > OWN or not _stored_alike(gradient, leaf):
+            gradient = graph.new(leaf.shape, gradient.dtype, leaf.strides)
+        leaf.grad = gradient.detached() if gradient.has_base else gradient
+        graph.meter.reclassify(gradient.storage.block, "gradients")
     if graph.completed is not None:
         graph.completed(leaf)
 
 
-def _stored_alike(given: Tensor, leaf: Tensor) -> bool:
-    sides = zip(leaf.shape, given.strides, leaf.strides, strict=True)
+def _stored_alike(gradient: Tensor, leaf: Tensor) -> bool:
+    sides = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
     return all(is_one(size) or a == b for size, a, b in sides)
 
 

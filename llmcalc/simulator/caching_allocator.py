@@ -1,4 +1,4 @@
-"""torch's CUDA caching allocator, over allocations and releases that are known beforehand.
+"""Replays allocations and releases on a model of torch's CUDA caching allocator.
 
 torch 2.13, https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp; its constants are in
 c10/core/AllocatorConfig.h. A segment is memory that the allocator has reserved on the device with one cudaMalloc. It
@@ -47,27 +47,29 @@ UNIT = MIN_BLOCK_SIZE.bit_length() - 1
 SMALL, LARGE = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT
 
 BITS = 136
-"""Bits of an address. So many hold the addresses of the largest sizes that a description may have."""
+"""Address width in bits; large enough for the largest allowed model."""
 
 ADDRESS = (1 << BITS) - 1
 
 RANGE = 128
-"""Bits of an address in its pool; the bits above them are the number of the pool."""
+"""Bits of an address inside its pool; the bits above them are the pool's number."""
 
 NO_BLOCK = 1 << 2 * BITS
-"""Above every block: the end of each list of free blocks."""
+"""Sentinel at the end of each list of free blocks; larger than every block."""
 
 Step: TypeAlias = tuple[int, int, int]
-"""(number of a storage, its units shifted by BITS, its units) where one is allocated; (number, 0, 0) where it is freed;
-(−1, −1, number of a stream) where another stream begins. Storages without bytes have no steps.
+"""A step of the allocator. Storages without bytes have no steps.
+
+An allocation is (number of the storage, its units shifted by BITS, its units), a release (number, 0, 0), a change of
+the stream (−1, −1, number of the stream).
 """
 
 Stretch: TypeAlias = tuple[list[Step], int]
-"""(steps, what is added to the number of each one's storage)"""
+"""(steps, offset of their storage numbers)"""
 
 
 def allocation(x: int, bytes: int) -> Step:
-    """The step that allocates storage `x`, of at least one byte."""
+    """The step that allocates storage `x` of at least one byte."""
     n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
     return x, n << BITS, n
 
@@ -78,15 +80,17 @@ def release(x: int) -> Step:
 
 
 def on_stream(number: int) -> Step:
-    """The step from which on storages are allocated on that stream."""
+    """The step that changes the stream of the allocations after it."""
     return -1, -1, number
 
 
 class Pool:
     """The free blocks of one stream for small or for large requests.
 
-    free: them in order, and NO_BLOCK. least_rest: a block is split if at least so much remains, in small pools always.
-    page: what a segment grows by, or the size of one. top: the first address that no segment has had.
+    free: the free blocks in order, and NO_BLOCK.
+    least_rest: units that must remain for a block to be split.
+    page: units of a new segment, or by which an expandable segment grows.
+    top: the first address above all segments.
     """
 
     __slots__ = ("free", "least_rest", "page", "top")
@@ -144,34 +148,36 @@ class CachingAllocator:
         self._starts: dict[int, int] = {}  # address of a free block -> the block
         self._ends: dict[int, int] = {}  # address after a free block -> the block
         self._stream = 0
-        self._held: list[int] = []  # the block of each storage
+        self._block_of: list[int] = []  # the block of each storage
 
     @property
     def peak_reserved(self) -> int:
-        """The same as reserved, of which nothing is returned."""
+        """The same as `reserved`: no memory is returned to the device."""
         return self.reserved
 
-    def _of_stream(self, stream: int) -> tuple[Pool, Pool]:
-        found = self._pools.get(stream)
-        if found is None:
+    def _pools_of_stream(self, stream: int) -> tuple[Pool, Pool]:
+        """The pools for small and for large requests of a stream."""
+        pools = self._pools.get(stream)
+        if pools is None:
             number, grows = len(self._lists), self.expandable_segments
-            found = self._pools[stream] = Pool(number, True, grows), Pool(number + 1, False, grows)
-            self._lists += [pool.free for pool in found]
-        return found
+            pools = self._pools[stream] = Pool(number, True, grows), Pool(number + 1, False, grows)
+            self._lists += [pool.free for pool in pools]
+        return pools
 
     def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Allocates and frees what steps say. Storages keep their numbers from one call to the next.
+        """Performs steps. Storages keep their numbers from one call to the next.
 
-        count: the numbers are below it. base: what is added to each of these steps' numbers, 0 by default.
+        count: the number of storages so far.
+        base: offset of the storage numbers in these steps, default 0.
         """
-        starts, ends, held, lists = self._starts, self._ends, self._held, self._lists
-        held += [0] * (count - len(held))
+        starts, ends, block_of, lists = self._starts, self._ends, self._block_of, self._lists
+        block_of += [0] * (count - len(block_of))
         now, most = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        expandable, (small, large) = self.expandable_segments, self._of_stream(self._stream)
+        expandable, (small, large) = self.expandable_segments, self._pools_of_stream(self._stream)
         small_free, large_free, large_rest = small.free, large.free, large.least_rest
         for x, size, n in steps:
             if not size:
-                block = held[x + base]
+                block = block_of[x + base]
                 address, n = block & ADDRESS, block >> BITS
                 now -= n
                 end = address + n
@@ -196,14 +202,14 @@ class CachingAllocator:
                     continue
                 starts[block & ADDRESS] = ends[end] = block
                 if block < free[place + 1]:
-                    free[place] = block  # larger than the one whose place it takes
+                    free[place] = block  # it is larger than the block that it replaces
                 else:
                     del free[place]
                     insort(free, block)
                 continue
             if size < 0:
                 self._stream = n
-                small, large = self._of_stream(n)
+                small, large = self._pools_of_stream(n)
                 small_free, large_free = small.free, large.free
                 continue
             if n > SMALL:
@@ -213,28 +219,28 @@ class CachingAllocator:
             place = bisect_left(free, size)
             block = free[place]
             if block == NO_BLOCK:
-                block = self._grown(large if n > SMALL else small, n)
+                block = self._reserve(large if n > SMALL else small, n)
                 place = bisect_left(free, block)
             elif expandable and free[place + 1] != NO_BLOCK:
                 top = (large if n > SMALL else small).top
                 if (block & ADDRESS) + (block >> BITS) == top:
-                    place += 1  # a block that can grow counts with all that it can grow to
+                    place += 1  # a block that can grow counts with the size that it can grow to
                     block = free[place]
             address, whole = block & ADDRESS, block >> BITS
             rest = whole - n
             now += n
             del starts[address]
             if rest >= least_rest:
-                held[x + base] = size + address
+                block_of[x + base] = size + address
                 block += n - size
                 starts[address + n] = ends[address + whole] = block
                 if not place or free[place - 1] < block:
-                    free[place] = block  # smaller than the one whose place it takes
+                    free[place] = block  # it is smaller than the block that it replaces
                 else:
                     del free[place]
                     insort(free, block)
             else:
-                held[x + base] = block
+                block_of[x + base] = block
                 del free[place], ends[address + whole]
                 now += rest
             if now > most:  # noqa: PLR1730
@@ -242,20 +248,21 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = now << UNIT, most << UNIT
 
     def copy(self) -> CachingAllocator:
-        """An allocator that goes on from here by itself."""
+        """An independent allocator in the same state."""
         other = CachingAllocator(self.expandable_segments)
         other.allocated, other.reserved, other.peak_allocated = self.allocated, self.reserved, self.peak_allocated
         for stream, pools in self._pools.items():
-            for own, pool in zip(other._of_stream(stream), pools, strict=True):
-                own.free[:], own.top = pool.free, pool.top
-        other._starts, other._ends, other._held = self._starts.copy(), self._ends.copy(), self._held.copy()
+            for copied, pool in zip(other._pools_of_stream(stream), pools, strict=True):
+                copied.free[:], copied.top = pool.free, pool.top
+        other._starts, other._ends, other._block_of = self._starts.copy(), self._ends.copy(), self._block_of.copy()
         other._stream = self._stream
         return other
 
-    def _grown(self, pool: Pool, n: int) -> int:
-        """Reserves memory for a block: a free block, which may be larger.
+    def _reserve(self, pool: Pool, n: int) -> int:
+        """Reserves memory for a block of n units, and returns a free block of at least that size.
 
-        In a new segment (get_allocation_size), or before the end of an expandable one (try_allocate_expandable_block).
+        The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
+        (try_allocate_expandable_block).
         """
         if not self.expandable_segments:
             round_large = ROUND_LARGE >> UNIT
@@ -275,36 +282,40 @@ class CachingAllocator:
 
 
 class PrefixCache:
-    """Plays runs, each on an allocator of its own, which is empty at first.
+    """Replays runs, each on its own allocator, and shares the events with which several runs begin.
 
-    What a run begins with is played once for it and for runs after it that begin alike: ranks of a pipeline differ in
-    how many forward passes come before the first backward pass. expandable: as of `CachingAllocator`.
+    Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
+    after each common piece is stored, and the next run continues from the last one that it shares.
+
+    expandable: whether segments are expandable, as in `CachingAllocator`.
     """
 
     def __init__(self, expandable: bool) -> None:
         self._expandable = expandable
-        self._known: list[tuple[Stretch, CachingAllocator]] = []
+        self._states: list[tuple[Stretch, CachingAllocator]] = []
 
     def played(self, pieces: Sequence[Stretch], count: int, opening: int) -> CachingAllocator:
-        """The allocator that has played these pieces, whose storages are numbered below `count`.
+        """The allocator after these pieces.
 
-        opening: how many of the pieces other runs may begin with.
+        count: the number of storages.
+        opening: the number of pieces with which other runs may begin.
         """
-        alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._known, pieces, strict=False))
+        alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
         same = sum(1 for _ in alike)
-        del self._known[same:]
-        device = self._known[-1][1].copy() if same else CachingAllocator(self._expandable)
+        del self._states[same:]
+        device = self._states[-1][1].copy() if same else CachingAllocator(self._expandable)
         for number, (steps, base) in enumerate(pieces[same:], same):
             device.play(steps, count, base)
             if number < opening:
-                self._known.append((pieces[number], device.copy()))
+                self._states.append((pieces[number], device.copy()))
         return device
 
 
 class RequestedBytes:
-    """The steps of events, which are given piece by piece, and what they request.
+    """Converts events to the allocator's steps, piece by piece, and counts the bytes that they request.
 
-    count: of storages, which are numbered below it. requested, peak_requested: bytes.
+    count: the number of storages.
+    requested, peak_requested: bytes of tensors so far, and their peak.
     """
 
     def __init__(self, count: int) -> None:
@@ -337,10 +348,10 @@ class RequestedBytes:
                 sizes[x] = size
                 if named:
                     named.pop(x, None)
-                found = units.get(size)
-                if found is None:
-                    found = units[size] = allocation(x, size)
-                append((x, found[1], found[2]))
+                step = units.get(size)
+                if step is None:
+                    step = units[size] = allocation(x, size)
+                append((x, step[1], step[2]))
                 now += size
                 if now > most:  # noqa: PLR1730
                     most = now

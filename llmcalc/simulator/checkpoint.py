@@ -85,7 +85,7 @@ class Region:
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_again(graph, kept.unpack(), *how) for kept, *how in self.arguments])
+            self.run([_again(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
         except _Stop:
             pass
         finally:
@@ -95,12 +95,12 @@ class Region:
     def _pack_again(self, tensor: Tensor) -> Saved:
         """Keeps a tensor that is made again, if the node that wants it is still there."""
         assert self.again is not None
-        kept = tensor.detached()
+        saved = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
-        self.again.append(kept if self.packed[len(self.again)]() is not None else None)
+        self.again.append(saved if self.packed[len(self.again)]() is not None else None)
         if self.early and len(self.again) == len(self.packed):
             raise _Stop
-        return Saved(kept)
+        return Saved(saved)
 
 
 class _Later(Saved):
@@ -153,16 +153,16 @@ def _again(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
-    made = tensor.detached()
-    made.leaf, made.node = leaf, Node(graph, "argument", (), lambda *_: ()) if wanted and not leaf else None
-    return made
+    copy = tensor.detached()
+    copy.leaf, copy.node = leaf, Node(graph, "argument", (), lambda *_: ()) if wanted and not leaf else None
+    return copy
 
 
 def _alias(tensor: Tensor, trained: bool) -> Tensor:
     """The same tensor without its history. trained: whether it wants a gradient."""
-    made = tensor.detached()
-    made.leaf = trained
-    return made
+    copy = tensor.detached()
+    copy.leaf = trained
+    return copy
 
 
 def checkpoint(
@@ -219,7 +219,7 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
 
     with graph.no_grad():
         out = run(arguments)
-    made = record(graph, "checkpoint", arguments, out, back, *arguments)
-    assert made.node is not None
-    made.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
-    return made
+    result = record(graph, "checkpoint", arguments, out, back, *arguments)
+    assert result.node is not None
+    result.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
+    return result

@@ -1,4 +1,4 @@
-"""What a run allocates and frees, written down event by event, so that it can be played again (`unfolding`)."""
+"""The event log of a run: what it allocates and frees, so that the run can be replayed (`repeat_layers`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..algebra import Number
 from .meter import MOVABLE, Block, Place
 
 Event: TypeAlias = tuple[Any, int, Any]
-"""(number of a storage, its bytes, its kind) where one is allocated; else one of the marks below is in the middle."""
+"""(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
 
 FREED = -1
 """(number, FREED, None): the storage is freed."""
 
 KEPT = -2
-"""(number, KEPT, kind): from here on it is counted under that kind."""
+"""(number, KEPT, kind): from here on the storage is counted under that kind."""
 
 TAKEN = -3
-"""(number, TAKEN, bytes): a workspace, which is allocated if it is not there yet."""
+"""(number, TAKEN, bytes): a workspace is allocated if it does not exist yet."""
 
 NAMED = -4
-"""(number, NAMED, other number): from here on this number means the storage of the other one."""
+"""(number, NAMED, other number): from here on the number refers to the storage of the other number."""
 
 PLACED = -5
-"""(place, PLACED, None): from here on the run is there."""
+"""(place, PLACED, None): from here on the run is in that place."""
 
 OWNED = -6
-"""(path of a parameter, OWNED, None): a loop over parameters has come to that one; None at its end."""
+"""(path of a parameter, OWNED, None): a loop over parameters reaches that parameter; None at the end of the loop."""
 
 STREAMED = -7
 """(−1, STREAMED, number): from here on storages are allocated on that stream."""
@@ -40,17 +40,19 @@ NOWHERE = Place("", -2)
 class Recorder:
     """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
 
-    kind, place, whose, stream: as of `Meter`. count: the number of storages so far.
-    says_again: whether the next place is written down also if the run is there already; false by default.
-    apart: where parameters that a pass makes are written down; None (default) for where everything is.
+    kind, place, whose, stream: as in `Meter`.
+    events: the events so far.
+    count: the number of storages so far.
+    repeats_place: whether to record the next place even if it is the current one; default false.
+    parameter_events: the list for allocations of parameters; None (default) for `events`.
     """
 
     def __init__(self) -> None:
         self.kind = "temporary"
         self.events: list[Event] = []
-        self.apart: list[Event] | None = None
+        self.parameter_events: list[Event] | None = None
         self.count = 0
-        self.says_again = False
+        self.repeats_place = False
         self._place = Place()
         self._whose: Any = None
         self._stream = 0
@@ -70,8 +72,8 @@ class Recorder:
 
     @place.setter
     def place(self, place: Place) -> None:
-        if place != self._place or self.says_again:
-            self._place, self.says_again = place, False
+        if place != self._place or self.repeats_place:
+            self._place, self.repeats_place = place, False
             self.events.append((place, PLACED, None))
 
     @property
@@ -86,8 +88,8 @@ class Recorder:
     def allocate(self, size: Number) -> Block:
         number, kind = self.count, self.kind
         self.count = number + 1
-        if kind == "weights" and self.apart is not None:
-            self.apart += ((self._place, PLACED, None), (number, size, kind))
+        if kind == "weights" and self.parameter_events is not None:
+            self.parameter_events += ((self._place, PLACED, None), (number, size, kind))
             return Block(size, kind, number)
         self.events.append((number, TAKEN, size) if kind == "overhead" else (number, size, kind))
         return Block(size, kind, number)
@@ -101,7 +103,7 @@ class Recorder:
             self.events.append((block.handle, KEPT, kind))
 
     def cut(self) -> list[Event]:
-        """The events since the last cut. The next ones say again where the run is."""
+        """Returns the events since the last cut. The next event after a cut states the place."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events
@@ -111,10 +113,11 @@ class Recorder:
 class RecordedEvents:
     """The events of a run, in pieces.
 
-    set_up: of its set-up.
-    first: of a step before the one that counts, if there is one.
-    then: of the step that counts. A piece may be in both steps: its storages of the first step are free by then.
-    phases: the phases of the step that counts.
+    set_up: events of the set-up.
+    first: pieces of the first step; empty if only one step runs.
+    then: pieces of the step whose memory is reported. A piece may be in both steps: the second step starts after the
+        piece's storages are freed.
+    phases: phases of the reported step.
     """
 
     set_up: Sequence[Event]
@@ -123,35 +126,41 @@ class RecordedEvents:
     phases: Sequence[str]
 
 
-def made(piece: Sequence[Event]) -> dict[int, int]:
-    """The storages that are allocated in a piece: number → bytes. Workspaces, which stay, are not among them."""
-    return {x: size for x, size, _ in piece if size >= 0}
+def allocated(piece: Sequence[Event]) -> dict[int, int]:
+    """Storage → bytes of the storages that a piece allocates, without workspaces, which stay allocated."""
+    return {number: size for number, size, _ in piece if size >= 0}
 
 
 def freed(piece: Sequence[Event]) -> set[int]:
-    """The storages that are freed in a piece."""
+    """The storages that a piece frees."""
     return {x for x, size, _ in piece if size == FREED}
 
 
-def renamed(old: Sequence[Event], new: Sequence[Event]) -> list[Event]:
-    """Events after which the numbers of an old piece's storages mean those of a new piece, which made as many."""
-    return [(x, NAMED, y) for x, y in zip(made(old), made(new), strict=True)]
+def rename_events(old: Sequence[Event], new: Sequence[Event]) -> list[Event]:
+    """Events after which the storages of an old piece have the memory of a new piece's storages, in order."""
+    return [(x, NAMED, y) for x, y in zip(allocated(old), allocated(new), strict=True)]
 
 
-def repeatable(batch: Sequence[Event], passes: Sequence[Event], then: Sequence[Event], again: Sequence[Event]) -> bool:
-    """Whether the events of a step's passes are those of the next step's too.
+def is_repeatable(
+    batch: Sequence[Event], passes: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
+) -> bool:
+    """Whether the passes of the next step have the same events.
 
-    They are if nothing outlives them but gradients, workspaces and the tokens of a batch. batch: the events that make
-    the tokens. then: the events that free the gradients. again: the events that make the next tokens.
+    They have if only gradients, workspaces and the tokens of a batch outlive a pass.
+
+    batch: events that allocate the tokens.
+    passes: events of the passes.
+    zero_grad: events that free the gradients.
+    next_batch: events that allocate the next tokens.
     """
-    own, tokens = made(passes).keys(), made(batch).keys()
+    storages, tokens = allocated(passes).keys(), allocated(batch).keys()
     return (
-        freed(passes) <= own | tokens
-        and own - freed(passes) - freed(again) == freed(then)
-        and list(made(batch).values()) == list(made(again).values())
+        freed(passes) <= storages | tokens
+        and storages - freed(passes) - freed(next_batch) == freed(zero_grad)
+        and list(allocated(batch).values()) == list(allocated(next_batch).values())
     )
 
 
-def passing(update: Sequence[Event]) -> bool:
-    """Whether all that is made in an optimizer's step is freed in it, and nothing else."""
-    return made(update).keys() == freed(update)
+def is_self_contained(update: Sequence[Event]) -> bool:
+    """Whether an optimizer's step frees exactly the storages that it allocates."""
+    return allocated(update).keys() == freed(update)

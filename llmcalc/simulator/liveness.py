@@ -67,9 +67,9 @@ def last_readers(
     branch: which of several forms runs. skips: whether a module does not.
     """
     last: dict[int, int] = {}
-    reader: dict[int, Scope] = {}
-    made: dict[int, Scope] = {}
-    kept: set[int] = set()
+    last_layer: dict[int, Scope] = {}
+    layer_of: dict[int, Scope] = {}
+    shared: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
         for item in items:
@@ -77,15 +77,15 @@ def last_readers(
                 runs, first = branch(item), next(iter(item.branches.values()))
                 visit(runs.items, layer)
                 if runs is not first and runs.gives is not None:  # the first stands for it
-                    kept.add(id(runs.gives.storage))
+                    shared.add(id(runs.gives.storage))
             elif isinstance(item, Step):
                 for value in item.ins:
                     key = id(value.storage)
-                    last[key], reader[key] = id(item), layer
-                    if layer is not root and made.get(key, layer) is not layer and not view_of(value, layer.takes):
-                        kept.add(key)
+                    last[key], last_layer[key] = id(item), layer
+                    if layer is not root and layer_of.get(key, layer) is not layer and not view_of(value, layer.takes):
+                        shared.add(key)
                 for value in item.outs:
-                    made[id(value)] = layer
+                    layer_of[id(value)] = layer
             elif not skips(item):
                 visit(item.items, item if item.takes is not None else layer)
                 if item.over is not None:  # each of its runs reads what comes from outside
@@ -96,6 +96,6 @@ def last_readers(
 
     visit(root.items, root)
     for scope in root.scopes():
-        if scope.takes is not None and scope.gives is not None and reader.get(id(scope.gives.storage)) is scope:
-            kept.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
-    return {key: step for key, step in last.items() if key not in kept}, kept
+        if scope.takes is not None and scope.gives is not None and last_layer.get(id(scope.gives.storage)) is scope:
+            shared.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
+    return {key: step for key, step in last.items() if key not in shared}, shared

@@ -162,9 +162,9 @@ class Lowering:
 
     def get(self, value: Value) -> Tensor:
         """The tensor of a value, in the value's shape; of other rows, the first of them."""
-        found = self.values.get(id(value))
-        if found is not None:
-            return found
+        tensor = self.values.get(id(value))
+        if tensor is not None:
+            return tensor
         if value.fixed and value.rows in self.given:  # audio frames
             return self.given[value.rows]
         if value.of is None:
@@ -264,8 +264,8 @@ class Lowering:
         for key in (outside, inside):
             if key in self.weights:
                 return self.weights[key]
-        self.weights[inside] = made = self.weight(f"{name}.weight", shape)
-        return made
+        self.weights[inside] = parameter = self.weight(f"{name}.weight", shape)
+        return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """The parameter or buffer of that path, made when it is first needed."""
@@ -286,16 +286,16 @@ class Lowering:
                 path.append(frame.scope.nth)
             if frame.turn is not None:
                 shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
-                own = any(above.scope.per_layer for above in self.frames[i:])
-                path.append(frame.owner if shared and not own else frame.turn)
+                is_per_layer = any(above.scope.per_layer for above in self.frames[i:])
+                path.append(frame.owner if shared and not is_per_layer else frame.turn)
         return tuple(path)
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
         """The weights and buffers of a node of that name that no pass runs."""
         meter, trained = self.graph.meter, self.trained and self.adapters is None
         leaf = trained and not getattr(use.op, "frozen", False)
-        made = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
-        return [*made, empty(meter, (use.buffers(),), self.dtype)] if use.has("buffers") else made
+        tensors = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
+        return [*tensors, empty(meter, (use.buffers(),), self.dtype)] if use.has("buffers") else tensors
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -342,14 +342,14 @@ class Lowering:
         """Makes all parameters, in the order in which the program uses them."""
         if self.found is None:
             self.found = self._find_parameters(program)
-        made: dict[int, Tensor] = {}
+        parameters: dict[int, Tensor] = {}
         weights, self.buffers = self.found
         with counted_as(self.graph.meter, "weights"):
             for key, weight in weights.items():  # a shared parameter has several keys
-                if id(weight) not in made:
+                if id(weight) not in parameters:
                     self.graph.meter.whose = key
-                    made[id(weight)] = self.made_parameter(key, weight)
-                self.weights[key] = made[id(weight)]
+                    parameters[id(weight)] = self.made_parameter(key, weight)
+                self.weights[key] = parameters[id(weight)]
             self.graph.meter.whose = None
         self.prepare_unread(program)
 
@@ -395,9 +395,9 @@ class Lowering:
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
-            given = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
-        self.given[ENTRY] = given
-        return given
+            entry = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+        self.given[ENTRY] = entry
+        return entry
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -414,14 +414,14 @@ class Lowering:
         for scope in root.scopes():
             if scope.takes is not None:
                 steps = list(scope.steps(idle=False))
-                made = {id(out) for step in steps for out in step.outs}
+                outputs = {id(out) for step in steps for out in step.outs}
                 read = {id(value.storage) for step in steps for value in step.ins}
                 below = {id(scope.takes.storage)} - self.kept
-                self.makes[id(scope)], self.reads[id(scope)] = made, read - made - below
+                self.makes[id(scope)], self.reads[id(scope)] = outputs, read - outputs - below
 
     def _look_for_nodes(self, root: Scope) -> None:
         """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
-        modules = [one for scope in root.scopes() if is_a_layer(scope) for one in modules_below(scope)]
+        modules = [module for scope in root.scopes() if is_a_layer(scope) for module in modules_below(scope)]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
         for path, scope in modules:
             if path in self.recompute.nodes:
@@ -429,33 +429,35 @@ class Lowering:
 
     def _read_and_made(self, scope: Scope, root: Scope) -> Again:
         steps = list(scope.steps(idle=False))
-        inside, made = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
-        read = {id(value): value for step in steps for value in step.ins if among(value, made) is None}
+        inside, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
+        read = {id(value): value for step in steps for value in step.ins if among(value, outputs) is None}
         others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
         return Again(
             tuple(value for value in read.values() if not view_of(value, scope.reads)),
-            frozenset(among(value, made) or 0 for value in others) - {0, id(scope.gives)},
+            frozenset(among(value, outputs) or 0 for value in others) - {0, id(scope.gives)},
             tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
         )
 
     def module(self, frame: Frame) -> None:
         """Runs a module. Its caller holds the input that it is given until it returns."""
-        again = self.again.get(id(frame.scope))
-        if again is None:
+        recomputed = self.again.get(id(frame.scope))
+        if recomputed is None:
             self._module(frame)
         else:
-            self._checkpointed_module(frame.scope, again)
+            self._checkpointed_module(frame.scope, recomputed)
 
-    def _checkpointed_module(self, scope: Scope, again: Again) -> None:
+    def _checkpointed_module(self, scope: Scope, recomputed: Again) -> None:
         """Runs a module that runs again by itself. What it reads beside its argument stays as it is now, and what all
         layers read, which the reference passes to every module.
         """
         assert scope.reads is not None
         assert scope.gives is not None
         reads, gives = scope.reads, scope.gives
-        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        above, memo = self._frames_copy(), self.memo
         outside = {key: self.values[key] for key in self.kept if key in self.values}
-        outside |= {id(one): self.values[id(one)] for value in again.reads if (one := self._bound(value)) is not None}
+        outside |= {
+            id(bound): self.values[id(bound)] for value in recomputed.reads if (bound := self._bound(value)) is not None
+        }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo
@@ -463,13 +465,13 @@ class Lowering:
             self.frames, self.memo = list(above), memo
             try:
                 self._module(Frame(scope))
-                before[0].update({key: self.values[key] for key in again.escapes if key in self.values})
+                before[0].update({key: self.values[key] for key in recomputed.escapes if key in self.values})
                 return self.get(gives)
             finally:
                 self.values, self.bound, self.frames, self.memo = before
 
         out = self.checkpointed(run, [self.get(reads)])
-        for value in again.lasts:
+        for value in recomputed.lasts:
             self.forget(value.storage)
         self.bind(gives, out)
 
@@ -546,16 +548,16 @@ class Lowering:
 
     def _loops_in(self, scope: Scope) -> int:
         """The stacks of layers in a module."""
-        found, inside = 0, False
+        stacks, inside = 0, False
         for item in scope.items:
             if isinstance(item, Scope) and self.skips(item):
                 continue
             layer = isinstance(item, Scope) and item.takes is not None
-            found += layer and not inside
+            stacks += layer and not inside
             inside = layer
             if isinstance(item, Scope) and not layer:
-                found += self._loops_in(item)
-        return found
+                stacks += self._loops_in(item)
+        return stacks
 
     def branch(self, item: Alternatives) -> Scope:
         """The form that this run takes."""
@@ -603,17 +605,17 @@ class Lowering:
         assert scope.over is not None
         assert scope.reads is not None
         assert scope.gives is not None
-        made: list[Tensor] = []
+        outputs: list[Tensor] = []
         slices = None if scope.slice is None else self.t.unbind(self.get(scope.reads), 2)
         for i in range(scope.over.size):
             if slices is not None and scope.slice is not None:
                 self.values[id(scope.slice)] = slices[i]
             self.module(Frame(scope, turn=i, owner=i))
-            made.append(self.get(scope.gives))
+            outputs.append(self.get(scope.gives))
             self.forget(scope.gives.storage)
         if scope.slice is not None:
             self.values.pop(id(scope.slice))
-        self.stacks[id(scope.gives)] = made
+        self.stacks[id(scope.gives)] = outputs
         self.release(scope, (value for step in scope.steps() for value in step.ins))
 
     def layers(self, kinds: list[Scope]) -> None:
@@ -621,7 +623,7 @@ class Lowering:
         first, final = kinds[0], kinds[-1]
         assert first.takes is not None
         assert final.gives is not None
-        now = self.get(first.takes)
+        hidden = self.get(first.takes)
         self._leave(first.takes)
         owners: dict[str, int] = {}
         order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.loops))
@@ -632,13 +634,13 @@ class Lowering:
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
             owner = owners.setdefault("" if label == BASE else label, turn)
-            below = now
-            del now
-            now = self.layer(Frame(kind, turn=turn, owner=owner), below)
+            below = hidden
+            del hidden
+            hidden = self.layer(Frame(kind, turn=turn, owner=owner), below)
             if after is not None and turn == self.below:
-                now = self.changed(after, below, now)
+                hidden = self.changed(after, below, hidden)
             del below  # the stack's frame names a layer's input while the layer runs
-        self.values[id(final.gives)] = now
+        self.values[id(final.gives)] = hidden
 
     def changed(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
         """Runs a module right after a layer with input x and output y."""
@@ -652,6 +654,10 @@ class Lowering:
             self.values.pop(id(value), None)
         self.forget(scope.gives.storage)
         return out
+
+    def _frames_copy(self) -> list[Frame]:
+        """The modules around the current one, without their variables."""
+        return [Frame(frame.scope, turn=frame.turn, owner=frame.owner) for frame in self.frames]
 
     def _leave(self, takes: Value) -> None:
         """Lets go of the input of a layer; if other layers read it too, under another value, only of its own name."""
@@ -689,10 +695,13 @@ class Lowering:
         """A function that runs a layer, now or in the backward pass: what it reads beside its arguments stays as it is
         now. Its arguments are x and what the layer below carries.
         """
-        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        above, memo = (
+            self._frames_copy(),
+            self.memo,
+        )
         below, first = tuple(self.carried), True
         outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
-        made = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
+        shared_outputs = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             nonlocal first
@@ -703,15 +712,15 @@ class Lowering:
                 list(above),
                 memo,
             )
-            now, again, first = self.carried, not first, False
+            now, is_recomputed, first = self.carried, not first, False
             self.carry(dict(zip(below, arguments[1:], strict=True)))
             try:
                 self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
                 out = self.get(gives)
-                before[0].update({key: self.values[key] for key in made if key in self.values})
+                before[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
                 return out
             finally:
-                if again:
+                if is_recomputed:
                     self.carry(now)
                 self.values, self.bound, self.frames, self.memo = before
 
@@ -735,8 +744,8 @@ class Lowering:
         if self.store is None:
             return
         with counted_as(self.graph.meter, "cache"):
-            made = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
-            self.store[(*self.cache_path, name)] = made
+            copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
+            self.store[(*self.cache_path, name)] = copies
 
     def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
         """The tensors of a state, which every pass writes in place: made in the first one, none where no pass follows.
@@ -745,17 +754,17 @@ class Lowering:
         """
         if self.store is None:
             return ()
-        held = self.held(step.name)
-        if held is not None:
-            return held
+        cached = self.held(step.name)
+        if cached is not None:
+            return cached
         assert isinstance(step.op, State)
         assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
         dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
             make = self.in_pool if self.paged else self.graph.new
-            made = tuple(make((batch, *shape), dtype) for shape in shapes)
-        self.store[(*self.cache_path, step.name)] = made
-        return made
+            states = tuple(make((batch, *shape), dtype) for shape in shapes)
+        self.store[(*self.cache_path, step.name)] = states
+        return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
         """A tensor in memory that is counted elsewhere."""

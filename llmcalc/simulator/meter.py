@@ -1,4 +1,4 @@
-"""Counts the bytes of storages by kind, and remembers the most of every module in every phase."""
+"""Counts the bytes of storages by kind, and the peak of every module in every phase."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 from ..algebra import Number
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "communication", "cache", "overhead")
-"""What memory is counted under. Activations are what the backward pass reads; temporary is everything else that a pass
-makes and that does not outlive it.
+"""Kinds of storages. Activations are the tensors that the backward pass reads; temporary are the other tensors of a
+pass, which do not outlive it.
 """
 
 
 MOVABLE = ("temporary", "activations")
-"""Kinds of storages that come under another kind when something keeps them."""
+"""Kinds of storages that change to another kind when a tensor is saved."""
 
 
 class Place(NamedTuple):
@@ -28,14 +28,15 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """The same module in the backward pass."""
+        """The place of the same module in the backward pass."""
         return Place("backward", self.turn, self.path)
 
 
 class Device(Protocol):
-    """Where blocks of memory come from.
+    """The interface of an allocator.
 
-    peak_allocated, peak_requested, peak_reserved: the most of each sum. allocated, requested: the sums now.
+    allocated, requested: bytes of blocks in use, and of the tensors in them.
+    peak_allocated, peak_requested, peak_reserved: the peak of each sum, and of the bytes of segments.
     """
 
     allocated: int
@@ -45,14 +46,19 @@ class Device(Protocol):
     peak_reserved: int
 
     def allocate(self, bytes: int, stream: int = 0) -> Any:
-        """Returns a block for that many bytes."""
+        """Returns the handle of a new block."""
 
     def free(self, handle: Any) -> None:
-        """Takes a block back."""
+        """Frees a block."""
 
 
 class Block:
-    """The memory of one storage. bytes: those of its tensor. kind: what it is counted under. handle: the device's."""
+    """The memory of one storage.
+
+    bytes: bytes of its tensor.
+    kind: the kind that it is counted under.
+    handle: the handle that the device returned.
+    """
 
     __slots__ = ("bytes", "handle", "kind")
 
@@ -61,7 +67,7 @@ class Block:
 
 
 class Peak:
-    """The most bytes at one place. by_kind: what they are; it adds up to `bytes`."""
+    """The peak at one place. by_kind: the bytes by kind, which add up to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
 
@@ -71,19 +77,21 @@ class Peak:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Every kind, also those of which there is nothing."""
+        """Bytes by kind, with 0 for the other kinds."""
         return {kind: self.by_kind.get(kind, 0) for kind in KINDS}
 
 
 class Meter:
     """Counts the bytes of storages.
 
-    device: where blocks come from, which counts for itself; None for nowhere.
-    kind: what new storages are counted under. place: where they are allocated.
-    whose: the path of the parameter to which a loop over parameters has come; None outside of one.
-    stream: on which new storages are allocated, 0 by default.
-    now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
-    peaks: place → the most while it ran, since then.
+    device: the allocator of the blocks, which counts for itself; None for no allocator.
+    kind: the kind of new storages.
+    place: the place of new storages.
+    whose: path of the parameter that a loop over parameters has reached; None outside of a loop.
+    stream: CUDA stream of new storages, default 0.
+    now, by_kind: bytes of all storages, and the same by kind.
+    peak: the peak since the last `restart`.
+    peaks: place → its peak since the last `restart`.
     """
 
     def __init__(self, device: Device | None = None) -> None:
@@ -113,7 +121,7 @@ class Meter:
                 self._here.bytes, self._risen = self.now, True
 
     def _settle(self) -> None:
-        """Notes by kind what stands at the last peak, before anything is freed."""
+        """Stores the bytes by kind at the current peak, before storages are freed."""
         self._here.by_kind = dict(self.by_kind)
         self._risen = False
 
@@ -135,14 +143,14 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, kind: str) -> None:
-        """From here on the block is counted under that kind; what is a weight or an input stays one."""
+        """Counts the block under another kind from here on; weights and inputs keep theirs."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[kind] += block.bytes
             block.kind = kind
 
     def restart(self) -> None:
-        """Forgets the peaks so far."""
+        """Resets the peaks."""
         self.peak = self.now
         self.peaks = {}
         self._here = self.peaks[self._place] = Peak()
@@ -150,7 +158,7 @@ class Meter:
 
 
 class NoMeter:
-    """Counts nothing: for sizes that are symbols."""
+    """A meter that counts nothing."""
 
     kind = ""
     place = Place()

@@ -301,7 +301,7 @@ class RepeatAnalysis:
         raise NotRepeating
 
     def _check_edges(self) -> None:
-        """Raises `NotRepeating` if events outside of the inner repeats use storages that further repeats have too.
+        """Raises `NotRepeating` if events outside of the inner repeats use storages that every repeat has.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
@@ -348,7 +348,7 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """The bytes that an allocator adds to a run. repeats: stack → repeats of its pattern, by default all."""
+        """The bytes that an allocator adds to a run. repeats: stack → repeats of its pattern, default all of them."""
         events = RepeatedEvents(self, repeats, places=False)
         tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):

@@ -1,17 +1,19 @@
-"""Passes of micro-batches through chunks of layers, recorded a few times and played for all the others.
+"""Replays the passes of all micro-batches through chunks of layers from a few recorded passes.
 
-A pass allocates and frees its own storages, and may free those of other passes: what its chunk named in the pass of the
-micro-batch before, or what all chunks share and replace. So what it does depends on which neighbours have run: on
-whether it is the first, whether the micro-batch before is still in flight (of a forward pass), and whether the next one
-has already begun (of a backward pass). A rehearsal records each of these cases, most of them several times, and checks
-that they do the same; what differs raises `NotRepeating`. The schedule itself then runs with its own variables, and its
-passes are played: their events go to an allocator, and their bytes are counted from the most at each place.
+A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
+in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
+have run: on whether it is the first pass, whether the micro-batch before is still in flight (forward pass), and whether
+the next one has already begun (backward pass).
+
+A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
+differ, `NotRepeating` is raised. The schedule then runs with its own variables, and its passes are replayed: their
+events go to an allocator, and the peak of each place follows from the recorded one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
@@ -25,8 +27,9 @@ from .tensor import Dtype, Storage, Tensor
 class EventMeter(Meter):
     """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
 
-    count: as of `Recorder`. pieces: the steps in order. opening: how many pieces there are before the first backward
-    pass that is played. most: the most bytes of all storages since the beginning.
+    count: the number of storages so far.
+    pieces: the allocator's steps, in order.
+    opening: the number of pieces before the first backward pass that is replayed.
     """
 
     def __init__(self) -> None:
@@ -37,7 +40,7 @@ class EventMeter(Meter):
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
         self._highest_in = self.peaks
-        self._further: dict[tuple[int, int], list[tuple[Place, int, dict[str, int]]]] = {}
+        self._shifted_peaks: dict[tuple[int, int], list[tuple[Place, int, dict[str, int]]]] = {}
 
     @property
     def stream(self) -> int:
@@ -62,75 +65,78 @@ class EventMeter(Meter):
             self._steps.append(release(block.handle))
 
     def cut(self) -> None:
-        """Ends the piece that is written."""
+        """Ends the current piece."""
         if self._steps:
             self.pieces.append((self._steps, 0))
             self._steps = []
 
-    def play(self, trace: PassTrace, home: PassId, below: int, homes: Mapping[PassId, int]) -> int:
-        """Plays the pass `home`, of layers that come after `below` more others than in its rehearsal.
+    def play(self, trace: PassTrace, pass_id: PassId, more_layers: int, first_storages: Mapping[PassId, int]) -> int:
+        """Replays a pass, and returns the number of its first storage.
 
-        homes: pass → the number of its first storage. Returns that of this pass.
+        more_layers: layers before the pass's chunk that the recorded run did not have.
+        first_storages: pass → the number of its first storage, for the passes so far.
         """
-        self.place = further(trace.start, below)
+        self.place = shifted(trace.start, more_layers)
         base = self.count
         self.count += trace.count
         self.cut()
         steps = trace.steps
-        if trace.others:
+        if trace.releases_of_other_passes:
             steps = list(steps)
-            for (chunk, kind, number), those in trace.others.items():
-                other = chunk, kind, home[2] + number
-                first = base if other == home else homes.get(other)
+            for (chunk, kind, distance), releases in trace.releases_of_other_passes.items():
+                other = chunk, kind, pass_id[2] + distance
+                first = base if other == pass_id else first_storages.get(other)
                 if first is None:
                     raise NotRepeating
                 first -= base
-                for at, x in those:
-                    steps[at] = first + x, 0, 0  # `release`
+                for i, x in releases:
+                    steps[i] = first + x, 0, 0  # `release`
         self.pieces.append((steps, base))
-        self._count(trace, below)
+        self._count(trace, more_layers)
         return base
 
-    def _count(self, trace: PassTrace, below: int) -> None:
+    def _count(self, trace: PassTrace, more_layers: int) -> None:
+        """Counts the bytes of a pass, and the peak at each of its places."""
         now, kinds = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum(kinds, trace.settled)
+            self._here.by_kind = _sum(kinds, trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
-        key = id(trace), below
-        peaks = self._further.get(key)
+        key = id(trace), more_layers
+        peaks = self._shifted_peaks.get(key)
         if peaks is None:
-            peaks = self._further[key] = [(further(place, below), bytes, more) for place, bytes, more in trace.peaks]
-        end = further(trace.end, below)
-        ends_risen = False
+            peaks = [(shifted(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
+            self._shifted_peaks[key] = peaks
+        end = shifted(trace.end, more_layers)
+        is_rising = False
         if now > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = now
-            for place, bytes, more in peaks:
+            for place, bytes, added in peaks:
                 peak = self.peaks.get(place)
                 if peak is None:
                     peak = self.peaks[place] = Peak()
                 if now + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(now + bytes, kinds, more)
-                    ends_risen = ends_risen or (place == end and trace.ends_risen)
+                    self.peaks[place] = SummedPeak(now + bytes, kinds, added)
+                    is_rising = is_rising or (place == end and trace.ends_rising)
         self.peak = max(self.peak, now + trace.most)
         self.now += trace.bytes
         self.by_kind = _sum(kinds, trace.kinds)
-        self._place, self._here, self._risen = end, self.peaks[end], ends_risen
+        self._place, self._here, self._risen = end, self.peaks[end], is_rising
 
 
 class SummedPeak(Peak):
-    """A peak whose kinds are added up when they are asked for: those before a pass, and how many more it has."""
+    """A peak whose bytes by kind are added up on request: those before a pass, and those that the pass adds."""
 
-    __slots__ = ("_by_kind", "before", "more")
+    __slots__ = ("_by_kind", "added", "before")
 
-    def __init__(self, bytes: int, before: Mapping[str, int], more: Mapping[str, int]) -> None:
-        self.bytes, self.before, self.more = bytes, before, more
+    def __init__(self, bytes: int, before: Mapping[str, int], added: Mapping[str, int]) -> None:
+        self.bytes, self.before, self.added = bytes, before, added
         self._by_kind: dict[str, int] | None = None
 
     @property
     def by_kind(self) -> dict[str, int]:
         if self._by_kind is None:
-            self._by_kind = _sum(self.before, self.more)
+            self._by_kind = _sum(self.before, self.added)
         return self._by_kind
 
     @by_kind.setter
@@ -138,8 +144,8 @@ class SummedPeak(Peak):
         self._by_kind = by_kind
 
 
-def further(place: Place, layers: int) -> Place:
-    """The same module, that many layers further up."""
+def shifted(place: Place, layers: int) -> Place:
+    """The same module that many layers later."""
     return place if place.turn < 0 or not layers else place._replace(turn=place.turn + layers)
 
 
@@ -148,14 +154,22 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
 
 
 PassId: TypeAlias = tuple[int, str, int]
-"""(chunk, `F`, `L` for a loss or `B`, micro-batch): a pass, with micro-batches numbered through all steps."""
+"""(chunk, kind, micro-batch) of a pass. Micro-batches are numbered through all steps.
+
+kind: `F` for forward, `L` for a loss, `B` for backward.
+"""
 
 PassCase: TypeAlias = tuple[int, str, int, str]
-"""(chunk, kind, 0 for its first and 1 for its second pass, which neighbours have run): passes that do the same."""
+"""(chunk, kind, number up to 2, which neighbours have run). All passes of a case do the same."""
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that a pass hands out. number: of its storage, in the pass. kind: what it is counted under."""
+    """A tensor that outlives the pass that computes it: the pass's output, or a gradient.
+
+    number: number of its storage among those of the pass.
+    bytes: bytes of the storage.
+    kind: the kind that the storage is counted under.
+    """
 
     number: int
     bytes: int
@@ -165,58 +179,65 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def storage(self, meter: EventMeter, base: int) -> Storage:
-        """Its storage, in a pass that has been played."""
+        """A storage for it in a replayed pass, whose first storage has the number `base`."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
-        """The tensor, in that storage."""
+        """The tensor in that storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 
 @dataclass
 class PassTrace:
-    """What a pass does.
+    """The events of a pass and the bytes that follow from them. Bytes are over those before the pass.
 
-    steps: what is allocated and freed; storages are numbered in the pass.
-    count: how many there are. others: for each other pass of which it frees storages, the steps that do and which.
-    bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
-    peaks: the most at each place, over what was there before the pass. settled: the kinds at the first event that may
-    follow a peak from before. start, end: the places then. ends_risen: whether the peak there is still rising.
-    made: what it hands out: its output, or gradients by the numbers of the tensors whose they are.
-    entered: the kind under which what entered it is counted from here on; None for as before.
+    steps: the allocator's steps; storages are numbered in the pass.
+    count: the number of storages.
+    releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
+    bytes, kinds: bytes after the pass, and the same by kind.
+    most: the peak of the pass.
+    peaks: the peak at each place.
+    kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
+    start, end: the places in which the pass starts and ends.
+    ends_rising: whether the bytes at the end are the peak of that place, and may still rise.
+    outputs: the output, or gradients, each with its number: 0, or that of the parameter.
+    input_kind: the kind under which the pass's input is counted from the pass on; None if it does not change.
     """
 
     steps: list[Step] = field(default_factory=list)
     count: int = 0
-    others: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
+    releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     most: int = 0
     peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
-    settled: dict[str, int] = field(default_factory=dict)
+    kinds_at_first_release: dict[str, int] = field(default_factory=dict)
     start: Place = NOWHERE
     end: Place = NOWHERE
-    ends_risen: bool = False
-    made: tuple[tuple[int, OutputTensor], ...] = ()
-    entered: str | None = None
+    ends_rising: bool = False
+    outputs: tuple[tuple[int, OutputTensor], ...] = ()
+    input_kind: str | None = None
 
-    def relative(self, home: PassId) -> PassTrace:
-        """The same with micro-batches of other passes as seen from its own."""
-        chunk, _, number = home
-        if any(other != chunk for other, *_ in self.others):
+    def relative(self, pass_id: PassId) -> PassTrace:
+        """The trace with the micro-batches of other passes relative to that of this pass."""
+        chunk, _, number = pass_id
+        if any(other != chunk for other, *_ in self.releases_of_other_passes):
             raise NotRepeating
-        others = {(of, kind, i - number): those for (of, kind, i), those in self.others.items()}
-        return PassTrace(**{**self.__dict__, "others": others})
+        releases = {
+            (of_chunk, kind, i - number): steps for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
+        }
+        return replace(self, releases_of_other_passes=releases)
 
 
 class PassCounter:
-    """Which passes have run.
+    """Counts the passes that have run.
 
-    forwards, backwards: how many of each chunk. fresh: whether none of a step's backward passes of a chunk has run;
-    always false where what the first one makes stays for the steps that follow.
+    forwards, backwards: chunk → the number of its passes.
+    fresh: chunk → whether none of its backward passes of this step has run; always false where gradients stay
+        allocated between steps.
     """
 
     def __init__(self, chunks: int) -> None:
@@ -224,17 +245,17 @@ class PassCounter:
         self.fresh = [False] * chunks
 
     def begin_step(self) -> None:
-        """Says that the first backward passes that follow make gradients."""
+        """Starts a step in which the first backward pass of each chunk allocates gradients."""
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case of a chunk's next forward pass, and which pass it is."""
+        """The case and the id of a chunk's next forward pass."""
         number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._case(chunk, "F", number), (chunk, "F", number)
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case of the loss that follows a forward pass."""
+        """The case and the id of the loss after the last forward pass."""
         number = self.forwards[chunk] - 1
         return self._case(chunk, "L", number), (chunk, "L", number)
 
@@ -243,7 +264,7 @@ class PassCounter:
         return chunk, kind, _nth(number), before if number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case of a chunk's next backward pass, and which pass it is."""
+        """The case and the id of a chunk's next backward pass."""
         number = self.backwards[chunk]
         self.backwards[chunk] += 1
         after = "begun" if self.forwards[chunk] > number + 1 else "alone"
@@ -252,23 +273,29 @@ class PassCounter:
 
 
 def _nth(number: int) -> int:
-    """The first pass makes what stays, so what the second one finds has other numbers than what later ones find."""
+    """The number of a pass in its case, up to 2.
+
+    The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
+    """
     return min(number, 2)
 
 
 class RecordedPass(NamedTuple):
-    """The events of a pass in a rehearsal: from, to. place: where it begins. entered: the storage that entered it.
+    """A pass of a recorded run.
 
-    made: what it may hand out: number, a tensor like it, its storage.
+    start, end: indices of its events.
+    place: the place in which it starts.
+    input_storage: number of the storage of its input; None without an input.
+    outputs: number, a tensor of the same shape, number of its storage, of each tensor that may outlive the pass.
     """
 
     case: PassCase
-    home: PassId
+    pass_id: PassId
     start: int
     end: int
     place: Place
-    entered: int | None
-    made: list[tuple[int, Tensor, int]]
+    input_storage: int | None
+    outputs: list[tuple[int, Tensor, int]]
 
 
 class PassRecorder(PassCounter):
@@ -277,203 +304,268 @@ class PassRecorder(PassCounter):
     def __init__(self, meter: Recorder, chunks: int) -> None:
         super().__init__(chunks)
         self.meter = meter
-        self.pieces: list[RecordedPass] = []
+        self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Runs a forward pass. run: gives its output."""
-        return self._run(*self.next_forward(chunk), entered, run)
+    def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        """Runs a forward pass. run: computes its output."""
+        return self._run(*self.next_forward(chunk), input_tensor, run)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Computes the loss of the last forward pass."""
         return self._run(*self.next_loss(chunk), output, run)
 
-    def _run(self, case: PassCase, home: PassId, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
-        made = run()
-        x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, [shown(0, made)]))
-        return made
+    def _run(self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        output = run()
+        x = None if input_tensor is None else input_tensor.storage.block.handle
+        outputs = [without_storage(0, output)]
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, x, outputs))
+        return output
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Runs a backward pass, after which these tensors may have their gradients."""
-        case, home = self.next_backward(chunk)
-        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
+        """Runs a backward pass. leaves: tensors that may have their gradients after it."""
+        case, pass_id = self.next_backward(chunk)
+        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
-        made = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, made))
+        gradients = [without_storage(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, None, gradients))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """What each case does. Raises `NotRepeating` if what does not differ in its neighbours differs."""
-        return TraceReader(self.meter.events, self.pieces).found
+        """Case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
+        return TraceReader(self.meter.events, self.passes).traces
 
 
-def shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
-    """A tensor without its storage, which would be kept, and the number of that."""
-    return number, Tensor(made.shape, made.dtype, _NOWHERE, made.strides), made.storage.block.handle
+def without_storage(number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+    """The number, a tensor of the same shape without memory, and the number of the tensor's storage."""
+    shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
+    return number, shape_only, tensor.storage.block.handle
 
 
-_NOWHERE = Storage(NoMeter(), 0)
+_NO_STORAGE = Storage(NoMeter(), 0)
+
+
+class PassBytes:
+    """Counts the bytes of a pass, over those before it.
+
+    place: the place that runs.
+    now, kinds: bytes so far, and the same by kind.
+    most: their peak.
+    peaks: place → its peak, with the bytes by kind.
+    is_rising: whether the bytes now are the peak of the place, and may still rise.
+    kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.now = self.most = 0
+        self.kinds: dict[str, int] = {}
+        self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
+        self.is_rising = False
+        self.kinds_at_first_release: dict[str, int] | None = None
+
+    def allocate(self, size: int, kind: str) -> None:
+        """Adds bytes of a kind."""
+        self.now += size
+        self.kinds[kind] = self.kinds.get(kind, 0) + size
+        if size:
+            self._raise_peak()
+            self.most = max(self.most, self.now)
+
+    def free(self, size: int, kind: str) -> None:
+        """Removes bytes of a kind."""
+        self.settle()
+        self.now -= size
+        self.kinds[kind] = self.kinds.get(kind, 0) - size
+
+    def move_to(self, place: Place) -> None:
+        """Changes the place that runs."""
+        if place != self.place:
+            self.settle()
+            self.place = place
+            self._raise_peak()
+
+    def reclassify(self, size: int, old: str, new: str) -> None:
+        """Counts bytes of one kind under another."""
+        self.kinds[old] = self.kinds.get(old, 0) - size
+        self.kinds[new] = self.kinds.get(new, 0) + size
+
+    def settle(self) -> None:
+        """Stores the bytes by kind at the current peak, which can no longer rise."""
+        if self.is_rising:
+            self.peaks[self.place] = self.peaks[self.place][0], dict(self.kinds)
+            self.is_rising = False
+        if self.kinds_at_first_release is None:
+            self.kinds_at_first_release = dict(self.kinds)
+
+    def _raise_peak(self) -> None:
+        if self.place not in self.peaks or self.now > self.peaks[self.place][0]:
+            self.peaks[self.place], self.is_rising = (self.now, {}), True
 
 
 class TraceReader:
-    """Reads the events of a rehearsal. found: what each case does."""
+    """Reads the events of a recorded run.
 
-    def __init__(self, events: Sequence[Event], pieces: Sequence[RecordedPass]) -> None:
+    traces: case → the trace of its passes.
+    sizes, kinds: storage → its bytes, and the kind that it is counted under.
+    origins: storage → the pass that allocates it, and its number there.
+    output_storages: the storages that may outlive their pass.
+    Raises `NotRepeating` if passes of a case differ.
+    """
+
+    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
         self.events = events
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
-        self.homes: dict[int, tuple[PassId, int]] = {}
-        self.shown = {storage for piece in pieces for _, _, storage in piece.made}
-        self.found: dict[PassCase, PassTrace] = {}
-        at = 0
-        for piece in pieces:
-            self._between(events[at : piece.start])
-            at = piece.end
-            trace = self._trace(piece)
-            if piece.home[2]:
-                trace = trace.relative(piece.home)
-            known = self.found.setdefault(piece.case, trace)
-            if known != trace:
+        self.origins: dict[int, tuple[PassId, int]] = {}
+        self.output_storages = {storage for recorded in passes for _, _, storage in recorded.outputs}
+        self.traces: dict[PassCase, PassTrace] = {}
+        end = 0
+        for recorded in passes:
+            self._read_between(events[end : recorded.start])
+            end = recorded.end
+            trace = self._trace(recorded)
+            if recorded.pass_id[2]:
+                trace = trace.relative(recorded.pass_id)
+            if self.traces.setdefault(recorded.case, trace) != trace:
                 raise NotRepeating
-        self._between(events[at:])
+        self._read_between(events[end:])
 
-    def _between(self, events: Sequence[Event]) -> None:
-        """Events outside of passes, which free nothing of them but what they hand out."""
-        for x, size, what in events:
+    def _read_between(self, events: Sequence[Event]) -> None:
+        """Reads events between passes, which may free only the outputs of passes."""
+        for x, size, value in events:
             if size >= 0:
-                self.sizes[x], self.kinds[x] = size, what
+                self.sizes[x], self.kinds[x] = size, value
             elif size == TAKEN:
-                self.sizes[x], self.kinds[x] = what, "overhead"
+                self.sizes[x], self.kinds[x] = value, "overhead"
             elif size == KEPT:
-                self.kinds[x] = what
-            elif size == FREED and x in self.homes and x not in self.shown:
+                self.kinds[x] = value
+            elif size == FREED and x in self.origins and x not in self.output_storages:
                 raise NotRepeating
 
-    def _trace(self, piece: RecordedPass) -> PassTrace:  # noqa: PLR0915
-        trace, kinds = PassTrace(), dict[str, int]()
-        own: dict[int, int] = {}
-        here, now, risen, settled = self._first_place(piece), 0, False, False
-        trace.start = here
-        peaks: dict[Place, tuple[int, dict[str, int]]] = {}
-        for x, size, what in self.events[piece.start : piece.end]:
-            if size == TAKEN:
-                size, what = what, "overhead"
+    def _trace(self, recorded: RecordedPass) -> PassTrace:
+        """The trace of one pass."""
+        start = self._start_place(recorded)
+        trace, numbers, counted = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        for x, size, value in self.events[recorded.start : recorded.end]:
             if size >= 0:
-                own[x] = len(own)
-                if size:
-                    trace.steps.append(allocation(own[x], size))
-                self.sizes[x], self.kinds[x] = size, what
-                self.homes[x] = piece.home, own[x]
-                now += size
-                kinds[what] = kinds.get(what, 0) + size
-                if size and (here not in peaks or now > peaks[here][0]):
-                    peaks[here], risen = (now, {}), True
-                    trace.most = max(trace.most, now)
+                self._allocate(x, size, value, recorded.pass_id, numbers, trace, counted)
+            elif size == TAKEN:
+                self._allocate(x, value, "overhead", recorded.pass_id, numbers, trace, counted)
             elif size == FREED:
-                if risen:
-                    peaks[here], risen = (peaks[here][0], dict(kinds)), False
-                if not settled:
-                    settled, trace.settled = True, dict(kinds)
-                self._freed(x, own, trace)
-                now -= self.sizes[x]
-                kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
+                self._free(x, numbers, trace)
+                counted.free(self.sizes[x], self.kinds[x])
             elif size == PLACED:
-                if x == here:
-                    continue
-                if risen:
-                    peaks[here], risen = (peaks[here][0], dict(kinds)), False
-                if not settled:
-                    settled, trace.settled = True, dict(kinds)
-                here = x
-                if here not in peaks or now > peaks[here][0]:
-                    peaks[here], risen = (now, {}), True
+                counted.move_to(x)
             elif size == KEPT:
-                if x == piece.entered:
-                    trace.entered = what
-                elif x not in own and (x not in self.homes or x in self.shown):
-                    raise NotRepeating  # of another pass only what that keeps to itself
-                kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
-                kinds[what] = kinds.get(what, 0) + self.sizes[x]
-                self.kinds[x] = what
+                if x == recorded.input_storage:
+                    trace.input_kind = value
+                else:
+                    self._check_private(x, numbers)
+                counted.reclassify(self.sizes[x], self.kinds[x], value)
+                self.kinds[x] = value
             elif size == STREAMED:
-                trace.steps.append(on_stream(what))
+                trace.steps.append(on_stream(value))
             else:
                 raise NotRepeating
-        if risen:
-            peaks[here] = peaks[here][0], dict(kinds)
-        if not settled:
-            trace.settled = dict(kinds)
-        trace.count, trace.bytes, trace.kinds = len(own), now, kinds
-        trace.peaks = [(place, bytes, more) for place, (bytes, more) in peaks.items()]
-        trace.end, trace.ends_risen = here, risen
-        trace.made = tuple((i, self._made(like, own[x], x)) for i, like, x in piece.made if x in own)
-        if piece.home[1] != "B" and not trace.made:
+        trace.ends_rising = counted.is_rising
+        counted.settle()
+        trace.count, trace.bytes, trace.kinds, trace.most = len(numbers), counted.now, counted.kinds, counted.most
+        trace.kinds_at_first_release = counted.kinds_at_first_release or {}
+        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in counted.peaks.items()]
+        trace.end = counted.place
+        trace.outputs = tuple((i, self._output(like, numbers[x], x)) for i, like, x in recorded.outputs if x in numbers)
+        if recorded.pass_id[1] != "B" and not trace.outputs:
             raise NotRepeating
         return trace
 
-    def _freed(self, x: int, own: Mapping[int, int], trace: PassTrace) -> None:
-        """Adds that a storage is freed, which may be of another pass."""
-        if x not in own and (x not in self.homes or x in self.shown):
-            raise NotRepeating
+    def _allocate(
+        self,
+        x: int,
+        size: int,
+        kind: str,
+        pass_id: PassId,
+        numbers: dict[int, int],
+        trace: PassTrace,
+        counted: PassBytes,
+    ) -> None:
+        """Adds a storage to a pass. numbers: storage → its number in the pass."""
+        number = numbers[x] = len(numbers)
+        if size:
+            trace.steps.append(allocation(number, size))
+        self.sizes[x], self.kinds[x] = size, kind
+        self.origins[x] = pass_id, number
+        counted.allocate(size, kind)
+
+    def _free(self, x: int, numbers: Mapping[int, int], trace: PassTrace) -> None:
+        """Adds the release of a storage, which another pass may have allocated."""
+        self._check_private(x, numbers)
         if not self.sizes[x]:
             return
-        if x not in own:
-            home, number = self.homes[x]
-            trace.others.setdefault(home, []).append((len(trace.steps), number))
-        trace.steps.append(release(own.get(x, 0)))
+        if x not in numbers:
+            pass_id, number = self.origins[x]
+            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), number))
+        trace.steps.append(release(numbers.get(x, 0)))
 
-    def _first_place(self, piece: RecordedPass) -> Place:
-        """Where a pass begins, which it may say itself."""
-        if piece.start < piece.end:
-            x, size, _ = self.events[piece.start]
+    def _check_private(self, x: int, numbers: Mapping[int, int]) -> None:
+        """Raises `NotRepeating` for a storage of another pass that is one of its outputs, or of no pass."""
+        if x not in numbers and (x not in self.origins or x in self.output_storages):
+            raise NotRepeating
+
+    def _start_place(self, recorded: RecordedPass) -> Place:
+        """The place in which a pass starts: that of its first event if the event states one."""
+        if recorded.start < recorded.end:
+            x, size, _ = self.events[recorded.start]
             if size == PLACED:
                 return x  # type: ignore[no-any-return]
-        return piece.place
+        return recorded.place
 
-    def _made(self, like: Tensor, number: int, storage: int) -> OutputTensor:
+    def _output(self, like: Tensor, number: int, storage: int) -> OutputTensor:
         return OutputTensor(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
 
 
 class PassPlayer(PassCounter):
-    """Plays passes in the place of running them. below: of each chunk, how many more layers come before it than in the
-    rehearsal.
+    """Replays recorded passes instead of running them.
+
+    traces: case → the trace of its passes.
+    more_layers: chunk → layers before it that the recorded run did not have.
     """
 
-    def __init__(self, meter: EventMeter, traces: Mapping[PassCase, PassTrace], below: Sequence[int]) -> None:
-        super().__init__(len(below))
-        self.meter, self.traces, self.below = meter, traces, below
-        self.homes: dict[PassId, int] = {}
+    def __init__(self, meter: EventMeter, traces: Mapping[PassCase, PassTrace], more_layers: Sequence[int]) -> None:
+        super().__init__(len(more_layers))
+        self.meter, self.traces, self.more_layers = meter, traces, more_layers
+        self.first_storages: dict[PassId, int] = {}
 
-    def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """Plays a forward pass."""
-        return self._given(chunk, *self.next_forward(chunk), entered)
+    def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        """Replays a forward pass."""
+        return self._play_forward(chunk, *self.next_forward(chunk), input_tensor)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
-        """Plays the loss of the last forward pass."""
-        return self._given(chunk, *self.next_loss(chunk), output)
+        """Replays the loss of the last forward pass."""
+        return self._play_forward(chunk, *self.next_loss(chunk), output)
 
-    def _given(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
-        trace, base = self._play(chunk, case, home)
-        if entered is not None and trace.entered is not None:
-            entered.storage.block.kind = trace.entered
-        ((_, made),) = trace.made
-        return made.tensor(made.storage(self.meter, base))
+    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+        trace, base = self._play(chunk, case, pass_id)
+        if input_tensor is not None and trace.input_kind is not None:
+            input_tensor.storage.block.kind = trace.input_kind
+        ((_, output),) = trace.outputs
+        return output.tensor(output.storage(self.meter, base))
 
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """Plays a backward pass."""
+        """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.opening = len(self.meter.pieces)
         trace, base = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
-        for i, made in trace.made:
-            if made.number not in storages:
-                storages[made.number] = made.storage(self.meter, base)
-            leaves[i].grad = made.tensor(storages[made.number])
+        for i, gradient in trace.outputs:
+            if gradient.number not in storages:
+                storages[gradient.number] = gradient.storage(self.meter, base)
+            leaves[i].grad = gradient.tensor(storages[gradient.number])
 
-    def _play(self, chunk: int, case: PassCase, home: PassId) -> tuple[PassTrace, int]:
+    def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+        """Replays a pass; returns its trace and the number of its first storage."""
         trace = self.traces.get(case)
         if trace is None:
             raise NotRepeating
-        base = self.meter.play(trace, home, self.below[chunk], self.homes)
-        self.homes[home] = base
+        base = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages)
+        self.first_storages[pass_id] = base
         return trace, base

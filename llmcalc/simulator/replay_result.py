@@ -1,4 +1,4 @@
-"""What a replay of training steps finds, in bytes."""
+"""The result of a replay, in bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ PHASES = ("forward", "backward", "step")
 
 @dataclass
 class ReplayResult:
-    """What a replay of two steps found, in bytes.
+    """The result of a replay of two steps, in bytes.
 
-    set_up: after set-up. peaks: place → the most in the second step, and in the first step of the optimizer.
-    after: after the second step.
-    reserved: the most that the allocator reserved. slop: how many more bytes its blocks have than tensors ask for, at
-        the most of each; slop_after: after the second step. All 0 without an allocator.
-    slopes: of a run of few layers that stands for many, a place in the second repeat of a stack's pattern → how much
-        more every further repeat has there, up to the one before the last.
+    set_up: bytes after set-up.
+    after: bytes after the second step.
+    reserved: the allocator's peak of reserved bytes; 0 without an allocator.
+    slop: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an allocator.
+    slop_after: the slop after the second step.
+    peaks: place → its peak in the second step; for the optimizer, in either step.
+    slopes: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one before the
+        last; empty if all layers were replayed.
     """
 
     set_up: int = 0
@@ -33,7 +35,7 @@ class ReplayResult:
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
     def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
-        """Takes what an allocator counted. requested, peak_requested: bytes of tensors after the run, and the most."""
+        """Reads an allocator's sums. requested, peak_requested: bytes of tensors after the run, and their peak."""
         self.reserved = device.peak_reserved
         self.slop = device.peak_allocated - peak_requested
         self.slop_after = device.allocated - requested
@@ -41,7 +43,7 @@ class ReplayResult:
     def take_peaks(
         self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
     ) -> None:
-        """Takes the peaks of a later step in these phases, and that of the optimizer's first step if it is higher."""
+        """Takes the peaks of the second step in these phases, and the optimizer's in the first step if it is higher."""
         self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
         step = Place("step")
         if step in first and first[step].bytes > then[step].bytes:
@@ -50,4 +52,4 @@ class ReplayResult:
     @property
     def peak(self) -> tuple[Place, Peak]:
         """The place of the highest peak."""
-        return max(self.peaks.items(), key=lambda one: one[1].bytes)
+        return max(self.peaks.items(), key=lambda item: item[1].bytes)

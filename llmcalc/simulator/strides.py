@@ -80,20 +80,20 @@ def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     out: list[Number] = []
     left = list(new)
     end = len(shape) - 1
-    base, found = (strides[-1] if strides else 1), Size()
+    base, old_size = (strides[-1] if strides else 1), Size()
     for axis in range(end, -1, -1):
-        found.grow(shape[axis])
-        whole = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != found.times(base))
+        old_size.grow(shape[axis])
+        whole = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
         if not whole:
             continue
-        made = Size()
-        while left and (not made.reaches(found) or is_one(left[-1])):
-            out.append(made.times(base))
-            made.grow(left.pop())
-        if not made.reaches(found):
+        new_size = Size()
+        while left and (not new_size.reaches(old_size) or is_one(left[-1])):
+            out.append(new_size.times(base))
+            new_size.grow(left.pop())
+        if not new_size.reaches(old_size):
             return None
         if axis > 0:
-            base, found = strides[axis - 1], Size()
+            base, old_size = strides[axis - 1], Size()
     return None if left else tuple(reversed(out))
 
 
@@ -119,13 +119,13 @@ class Size:
 
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of an elementwise result of tensors with these shapes."""
-    made, *others = shapes
+    result, *others = shapes
     for shape in others:
-        if shape != made:
-            rank = len(made) - len(shape)
-            sides = zip(made if rank >= 0 else (1,) * -rank + made, (1,) * rank + shape, strict=True)
-            made = tuple([_wider(a, b) for a, b in sides])
-    return made
+        if shape != result:
+            rank = len(result) - len(shape)
+            sides = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
+            result = tuple([_wider(a, b) for a, b in sides])
+    return result
 
 
 def _wider(first: Number, second: Number) -> Number:
@@ -139,23 +139,27 @@ def _wider(first: Number, second: Number) -> Number:
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
     """The strides of an elementwise result: those of its operands where they agree, else dense in their order."""
-    if all(own == shape for own, _ in operands):
-        if all(is_contiguous(own, strides) for own, strides in operands):
+    if all(operand_shape == shape for operand_shape, _ in operands):
+        if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
         first = operands[0][1]
         if all(strides == first for _, strides in operands) and is_dense(shape, first):
             return first
-    if not all(isinstance(n, int) for own, strides in operands for n in (*own, *strides)):
-        dense = [strides for own, strides in operands if own == shape and is_dense(own, strides)]
+    if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
+        dense = [
+            strides
+            for operand_shape, strides in operands
+            if operand_shape == shape and is_dense(operand_shape, strides)
+        ]
         return dense[0] if dense else contiguous(shape)
     rank = len(shape)
     padded = [
-        (0,) * (rank - len(own))
+        (0,) * (rank - len(operand_shape))
         + tuple(
             0 if size == 1 and whole != 1 else stride
-            for size, stride, whole in zip(own, strides, shape[rank - len(own) :], strict=True)
+            for size, stride, whole in zip(operand_shape, strides, shape[rank - len(operand_shape) :], strict=True)
         )
-        for own, strides in operands
+        for operand_shape, strides in operands
     ]
     order = _order(padded, shape)
     out: list[Number] = [0] * rank
@@ -183,11 +187,11 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     for i in range(1, len(order)):
         at = i
         for before in range(i - 1, -1, -1):
-            found = swaps(order[before], order[at])
-            if found > 0:
+            swap = swaps(order[before], order[at])
+            if swap > 0:
                 order[before], order[at] = order[at], order[before]
                 at = before
-            elif found < 0:
+            elif swap < 0:
                 break
     return order
 

@@ -172,9 +172,9 @@ class Tensor:
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
         """A view of another shape, without history."""
-        made = Tensor(shape, self.dtype, self.storage, strides)
-        made.has_base = True
-        return made
+        view = Tensor(shape, self.dtype, self.storage, strides)
+        view.has_base = True
+        return view
 
     def __repr__(self) -> str:
         return f"Tensor({list(self.shape)}, {self.dtype})"

@@ -60,7 +60,7 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
     """Of 62 layers in patterns of 6: 5 repeats of 12 layers and 2 more, of which each fourth layer is the same."""
     assert layer_stacks(llmcalc.load("gemma3-27b").model, every=4) == [LayerStack("layers", 0, 12, 5, 2, 0, after=2)]
     (loop,) = layer_stacks(llmcalc.load("llama3-70b").model, every=3)  # 26 repeats of 3 layers, and two layers
-    assert (loop.period, loop.repeats, loop.kinds(4)) == (3, 26, 4 * 3 + 2)
+    assert (loop.period, loop.repeats, loop.kind_repeats(4)) == (3, 26, 4 * 3 + 2)
 
 
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:

@@ -155,7 +155,7 @@ def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch
     spec = llmcalc.load("smollm2-135m").model
     for inference_config in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
         some = highest_pass(replay_inference(spec, inference_config))
-        monkeypatch.setattr(inference, "MANY", 100)
+        monkeypatch.setattr(inference, "MOST_CHUNKS", 100)
         every = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.undo()
         assert some.after == every.after

@@ -24,7 +24,7 @@ import llmcalc
 from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.optimizers.registry import NAMES, optimizer
 from llmcalc.device_memory.optimizers.run_step import run_step
-from llmcalc.device_memory.optimizers.step import Trained
+from llmcalc.device_memory.optimizers.step import OptimizedParameter
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.meter import Meter
@@ -137,11 +137,11 @@ def without_values(
     return found
 
 
-def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[Trained]:
+def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[OptimizedParameter]:
     trained = []
     for one in of:
         tensor = empty(meter, one.shape, DTYPES[one.dtype], leaf=True)
-        trained.append(Trained(tensor, one.matrix, empty(meter, one.shape, DTYPES[one.dtype])))
+        trained.append(OptimizedParameter(tensor, one.matrix, empty(meter, one.shape, DTYPES[one.dtype])))
     return trained
 
 

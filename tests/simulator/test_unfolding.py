@@ -20,7 +20,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, passing, repeatable
+from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, is_repeatable, is_self_contained
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.repeat_layers import NotRepeating, RepeatAnalysis
@@ -176,12 +176,12 @@ def freed(*numbers: int) -> list[Event]:
 
 def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
     tokens, again = made(0), [*made(9), *freed(0)]
-    assert repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), again)
-    assert not repeatable(tokens, [*made(1, 2, 3), *freed(1)], freed(2), again)  # 3 stays
-    assert not repeatable(tokens, [*made(1, 2), *freed(1, 7)], freed(2), again)  # 7 was there before
-    assert not repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), [(9, 1024, "temporary"), *freed(0)])
-    assert passing([*made(1, 2), *freed(2, 1)])
-    assert not passing([*made(1, 2), *freed(2)])
+    assert is_repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), again)
+    assert not is_repeatable(tokens, [*made(1, 2, 3), *freed(1)], freed(2), again)  # 3 stays
+    assert not is_repeatable(tokens, [*made(1, 2), *freed(1, 7)], freed(2), again)  # 7 was there before
+    assert not is_repeatable(tokens, [*made(1, 2), *freed(1)], freed(2), [(9, 1024, "temporary"), *freed(0)])
+    assert is_self_contained([*made(1, 2), *freed(2, 1)])
+    assert not is_self_contained([*made(1, 2), *freed(2)])
 
 
 def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:

@@ -15,7 +15,7 @@ from .record import BY_TORCH, STEP_BYTES, Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
-    from .step import OptimizerStep, Trained
+    from .step import OptimizedParameter, OptimizerStep
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -44,23 +44,23 @@ def _whole(tensor: ParamTensor) -> Number:
 def step(run: OptimizerStep) -> None:
     """`Adafactor.step`. The step count of a tensor is on the host."""
     trained = run.updated
-    for one in run.each(trained):
-        if not one.states:
+    for parameter in run.loop_over(trained):
+        if not parameter.states:
             with run.counted():
-                if _is_factored(one):
-                    one.states.append(_reduced(run, one.grad, -1, run.dtype))  # row_var
-                    one.states.append(_reduced(run, one.grad, -2, run.dtype))  # col_var
+                if _is_factored(parameter):
+                    parameter.states.append(_reduced(run, parameter.grad, -1, run.dtype))  # row_var
+                    parameter.states.append(_reduced(run, parameter.grad, -2, run.dtype))  # col_var
                 else:
-                    one.states.append(run.t.like(one.grad, dtype=run.dtype))  # variance
+                    parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # variance
     if run.implementation == "foreach":
         _multi_tensor_adafactor(run, trained)
     else:
         _single_tensor_adafactor(run, trained)
 
 
-def _is_factored(one: Trained) -> bool:
+def _is_factored(parameter: OptimizedParameter) -> bool:
     """Whether the second moment is a product of row and column means; a vector has its own."""
-    return len(one.grad.shape) > 1
+    return len(parameter.grad.shape) > 1
 
 
 def _reduced(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
@@ -80,13 +80,13 @@ def _estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     return run.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
-def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     """Everything that one tensor's update names lives on into the next tensor's."""
-    for one in run.each(trained):
-        grad = one.grad
-        _norm(run, one.tensor)
-        if _is_factored(one):
-            row_var, col_var = one.states
+    for parameter in run.loop_over(trained):
+        grad = parameter.grad
+        _norm(run, parameter.tensor)
+        if _is_factored(parameter):
+            row_var, col_var = parameter.states
             row_mean = _reduced(run, grad, -1)
             run.write(row_var, row_mean)
             col_mean = _reduced(run, grad, -2)
@@ -94,44 +94,44 @@ def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[Trained]) -> 
             var_estimate = _estimate(run, row_var, col_var)
             run.write(var_estimate, _reduced(run, row_var, -2))
         else:
-            variance = one.states[0]
+            variance = parameter.states[0]
             grad_squared = run.t.like(grad)
             run.write(variance, grad_squared)
             var_estimate = run.t.like(variance)
         update = var_estimate
         _norm(run, update)
-        run.write(one.tensor, update)
+        run.write(parameter.tensor, update)
 
 
-def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     """Group after group; the updates of one group are still named while the next estimates are made."""
     for group in _by_dtype_and_factors(run, trained):
-        for one in run.each(group):
-            _norm(run, one.tensor)
+        for parameter in run.loop_over(group):
+            _norm(run, parameter.tensor)
         if _is_factored(group[0]):
-            row_means = [_reduced(run, one.grad, -1) for one in run.each(group)]
+            row_means = [_reduced(run, parameter.grad, -1) for parameter in run.loop_over(group)]
             del row_means
-            col_means = [_reduced(run, one.grad, -2) for one in run.each(group)]
+            col_means = [_reduced(run, parameter.grad, -2) for parameter in run.loop_over(group)]
             del col_means
-            var_estimates = [_estimate(run, *one.states) for one in run.each(group)]
-            row_var_means = [_reduced(run, one.states[0], -2) for one in run.each(group)]
+            var_estimates = [_estimate(run, *parameter.states) for parameter in run.loop_over(group)]
+            row_var_means = [_reduced(run, parameter.states[0], -2) for parameter in run.loop_over(group)]
             del row_var_means
         else:
-            grads_squared = [run.t.like(one.grad) for one in run.each(group)]
+            grads_squared = [run.t.like(parameter.grad) for parameter in run.loop_over(group)]
             del grads_squared
-            var_estimates = [run.t.like(one.states[0]) for one in run.each(group)]
+            var_estimates = [run.t.like(parameter.states[0]) for parameter in run.loop_over(group)]
         updates = var_estimates
-        for _, update in zip(run.each(group), updates, strict=True):
+        for _, update in zip(run.loop_over(group), updates, strict=True):
             _norm(run, update)
         run.write(group, updates)
 
 
-def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[Trained]) -> list[list[Trained]]:
+def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
     """The groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
-    groups: dict[tuple[Dtype, bool], list[Trained]] = {}
+    groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same in run.by_dtype(trained):
-        for one in same:
-            groups.setdefault((one.tensor.dtype, _is_factored(one)), []).append(one)
+        for parameter in same:
+            groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups.values())
 
 
@@ -141,7 +141,7 @@ def built(
     """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
     import torch
 
-    yield torch.optim.Adafactor([one for one, _ in parameters], foreach=implementation == "foreach")
+    yield torch.optim.Adafactor([trained for trained, _ in parameters], foreach=implementation == "foreach")
 
 
 OPTIMIZER = Optimizer(

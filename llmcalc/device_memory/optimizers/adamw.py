@@ -13,7 +13,7 @@ from ..torch_version import is_older
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
 
 if TYPE_CHECKING:
-    from .step import OptimizerStep, Trained
+    from .step import OptimizedParameter, OptimizerStep
 
 ONE_INTERMEDIATE = (2, 1)
 """The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
@@ -30,40 +30,40 @@ def step(run: OptimizerStep) -> None:
     update(run, run.updated)
 
 
-def update(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     """`Adam.step` of some parameters. A step count is on the host, except for fused; exp_avg_sq is the last state."""
     from ...simulator.tensor import FLOAT32
 
-    for one in run.each(trained):
-        if not one.states:
+    for parameter in run.loop_over(trained):
+        if not parameter.states:
             with run.counted():
                 if run.implementation == "fused":
-                    one.states.append(run.t.new((), FLOAT32))  # step
-                one.states.append(run.t.like(one.tensor, dtype=run.dtype))  # exp_avg
-                one.states.append(run.t.like(one.tensor, dtype=run.dtype))  # exp_avg_sq
+                    parameter.states.append(run.t.new((), FLOAT32))  # step
+                parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg
+                parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg_sq
     if run.implementation == "foreach":
         _multi_tensor_adam(run, trained)
     elif run.implementation == "loop":
         _single_tensor_adam(run, trained)
 
 
-def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     """Every denominator of a group at once; those of the group before are still named while they are made.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     older = is_older(run.torch, ONE_INTERMEDIATE)
     for group in run.by_dtype(trained):
-        exp_avg_sq_sqrt = [run.t.like(one.states[-1]) for one in run.each(group)]
-        denom = [run.t.like(one.states[-1]) for one in run.each(group)] if older else exp_avg_sq_sqrt
+        exp_avg_sq_sqrt = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)]
+        denom = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(group)] if older else exp_avg_sq_sqrt
         run.write(group, denom)
 
 
-def _single_tensor_adam(run: OptimizerStep, trained: Sequence[Trained]) -> None:
+def _single_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     """The square root and its quotient, while the denominator of the tensor before is still named."""
-    for one in run.each(trained):
-        denom = run.t.like(run.t.like(one.states[-1]))
-        run.write(one.tensor, denom)
+    for parameter in run.loop_over(trained):
+        denom = run.t.like(run.t.like(parameter.states[-1]))
+        run.write(parameter.tensor, denom)
 
 
 def built(
@@ -72,7 +72,7 @@ def built(
     """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
     import torch
 
-    every = [one for one, _ in parameters]
+    every = [parameter for parameter, _ in parameters]
     yield torch.optim.AdamW(every, foreach=implementation == "foreach", fused=implementation == "fused")
 
 

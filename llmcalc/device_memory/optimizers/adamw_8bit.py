@@ -48,19 +48,22 @@ def step(run: OptimizerStep) -> None:
     """`Optimizer8bit.step`: states are made just before a tensor's first update. Step counts are Python numbers."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    t, has_maps = run.t, any(len(one.states) == WITH_MAPS for one in run.parameters)  # all tensors share two code maps
-    for one in run.each(run.updated):
-        if one.states:
+    t, has_maps = (
+        run.t,
+        any(len(parameter.states) == WITH_MAPS for parameter in run.parameters),
+    )  # all tensors share two code maps
+    for parameter in run.loop_over(run.updated):
+        if parameter.states:
             continue
         with run.counted():
-            if one.tensor.count < LEAST_8BIT:
-                one.states = [t.like(one.tensor, dtype=FLOAT32) for _ in range(2)]  # state1, state2
+            if parameter.tensor.count < LEAST_8BIT:
+                parameter.states = [t.like(parameter.tensor, dtype=FLOAT32) for _ in range(2)]  # state1, state2
                 continue
             maps = [] if has_maps else [t.new((MAP_ENTRIES,), FLOAT32) for _ in range(2)]
             has_maps = True
-            states = [t.like(one.tensor, dtype=UINT8) for _ in range(2)]
-            scales = [t.new((ceil_div(one.tensor.count, BLOCK),), FLOAT32) for _ in range(2)]  # absmax1, absmax2
-            one.states = [*states, *scales, *maps]
+            states = [t.like(parameter.tensor, dtype=UINT8) for _ in range(2)]
+            scales = [t.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(2)]  # absmax1, absmax2
+            parameter.states = [*states, *scales, *maps]
 
 
 OPTIMIZER = Optimizer(

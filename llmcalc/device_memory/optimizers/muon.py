@@ -16,7 +16,7 @@ from .record import BY_TORCH, Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Tensor
-    from .step import OptimizerStep, Trained
+    from .step import OptimizedParameter, OptimizerStep
 
 ITERATIONS = 5
 """Newton-Schulz iterations of a step."""
@@ -24,26 +24,26 @@ ITERATIONS = 5
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """The momentum of matrices, and the states of AdamW."""
-    matrices = [one for one in tensors if one.is_layer_matrix]
-    others = [one for one in tensors if not one.is_layer_matrix]
+    matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
+    others = [parameter for parameter in tensors if not parameter.is_layer_matrix]
     return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(others, dtype)}
 
 
 def step(run: OptimizerStep) -> None:
     """`Muon.step`, with Nesterov momentum, and then that of AdamW."""
-    _muon(run, [one for one in run.updated if one.matrix])
-    adamw.update(run, [one for one in run.updated if not one.matrix])
+    _muon(run, [parameter for parameter in run.updated if parameter.matrix])
+    adamw.update(run, [parameter for parameter in run.updated if not parameter.matrix])
 
 
-def _muon(run: OptimizerStep, trained: Sequence[Trained]) -> None:
-    for one in run.each(trained):
-        if not one.states:
+def _muon(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
+    for parameter in run.loop_over(trained):
+        if not parameter.states:
             with run.counted():
-                one.states.append(run.t.like(one.grad, dtype=run.dtype))  # momentum_buffer
-    for one in run.each(trained):
-        update = run.t.like(one.grad, one.states[0])
+                parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
+    for parameter in run.loop_over(trained):
+        update = run.t.like(parameter.grad, parameter.states[0])
         update = _zeropower_via_newtonschulz(run, update)
-        run.write(one.tensor, update)
+        run.write(parameter.tensor, update)
 
 
 def _zeropower_via_newtonschulz(run: OptimizerStep, grad: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def built(
     """torch's optimizers of parameters, each with whether it is a matrix of a layer."""
     import torch
 
-    matrices = [one for one, matrix in parameters if matrix]
-    others = [(one, False) for one, matrix in parameters if not matrix]
+    matrices = [parameter for parameter, matrix in parameters if matrix]
+    others = [(parameter, False) for parameter, matrix in parameters if not matrix]
     if matrices:
         yield torch.optim.Muon(matrices)
     if others:

@@ -10,13 +10,13 @@ from ...simulator.autograd import Graph
 from ...simulator.tensor import Dtype
 from ...workload.execution import OptimizerImplementation
 from .registry import optimizer
-from .step import OptimizerStep, Trained
+from .step import OptimizedParameter, OptimizerStep
 
 
 def run_step(
     graph: Graph,
     name: str,
-    trained: Sequence[Trained],
+    trained: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
     dtype: Dtype | None = None,

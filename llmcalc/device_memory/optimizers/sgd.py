@@ -26,10 +26,10 @@ def step(run: OptimizerStep) -> None:
     if run.momentum:
         groups = run.by_dtype(run.updated) if run.implementation == "foreach" else [run.updated]
         for group in groups:
-            for one in run.each(group):
-                if not one.states:
+            for parameter in run.loop_over(group):
+                if not parameter.states:
                     with run.counted():
-                        one.states.append(run.t.like(one.grad, dtype=run.dtype))  # momentum_buffer
+                        parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
 
 
 def built(
@@ -38,7 +38,11 @@ def built(
     """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
     import torch
 
-    every, foreach, fused = [one for one, _ in parameters], implementation == "foreach", implementation == "fused"
+    every, foreach, fused = (
+        [parameter for parameter, _ in parameters],
+        implementation == "foreach",
+        implementation == "fused",
+    )
     yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=fused)
 
 

@@ -20,14 +20,15 @@ from ...workload.execution import OptimizerImplementation
 
 
 @dataclass(eq=False)
-class Trained:
+class OptimizedParameter:
     """A parameter that an optimizer updates.
 
-    tensor: the parameter. matrix: whether it is a matrix of a layer (`TrainedTensor.is_layer_matrix`).
-    gradient: its gradient; None if it has none, and then a step leaves the parameter as it is.
-    states: what the optimizer keeps for it, empty before its first step. Tensors that all parameters share are in the
-        states of the first that needs them.
-    path: whose parameter it is.
+    tensor: the tensor of the parameter.
+    matrix: whether it is a weight matrix of a layer (`TrainedTensor.is_layer_matrix`), default false.
+    gradient: its gradient; None (default) if it has none, and then a step does not update it.
+    states: its optimizer states, empty before the first step. States that all parameters share belong to the first
+        parameter that needs them.
+    path: path of the parameter.
     """
 
     tensor: Tensor
@@ -47,45 +48,47 @@ class Trained:
 class OptimizerStep:
     """A step to replay.
 
-    t: torch's operations. parameters: all of them, in the model's order. implementation: how the library runs it.
-    momentum: whether an optimizer that may have momentum has it.
-    dtype: the type of the states; None for that of the tensors, or of their gradients, as in torch.
-    torch: the version of torch, such as `2.0`; empty for the newest.
+    t: torch's operations.
+    parameters: all parameters, in the model's order.
+    implementation: the library's implementation of the step.
+    momentum: whether SGD has momentum, default false.
+    dtype: number format of the states; default that of the tensors, or of their gradients, as in torch.
+    torch: the version of torch, such as `2.0`; default the newest.
     """
 
     t: Aten
-    parameters: Sequence[Trained]
+    parameters: Sequence[OptimizedParameter]
     implementation: OptimizerImplementation
     momentum: bool = False
     dtype: Dtype | None = None
     torch: str = ""
 
     @property
-    def updated(self) -> list[Trained]:
+    def updated(self) -> list[OptimizedParameter]:
         """The parameters that have gradients."""
-        return [one for one in self.parameters if one.gradient is not None]
+        return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
-    def each(self, parameters: Sequence[Trained]) -> Iterator[Trained]:
-        """Yields parameters one after the other, and tells the meter whose turn it is."""
+    def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
+        """Yields the parameters in order, and sets the path of the current one on the meter."""
         meter = self.t.graph.meter
-        for one in parameters:
-            meter.whose = one.path
-            yield one
+        for parameter in parameters:
+            meter.whose = parameter.path
+            yield parameter
         meter.whose = None
 
     def counted(self) -> AbstractContextManager[None]:
-        """What is allocated meanwhile is states."""
+        """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
     def write(self, target: object, *read: object) -> None:
-        """An operation in place: it reads tensors, writes into `target`, and makes no tensor."""
+        """An in-place operation: reads tensors, writes into `target`, and allocates nothing."""
 
-    def by_dtype(self, parameters: Sequence[Trained]) -> list[list[Trained]]:
-        """The groups of `_group_tensors_by_device_and_dtype`: the type that is found last comes first.
+    def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
+        """The groups of `_group_tensors_by_device_and_dtype`, with the last new number format first.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """
-        groups: dict[Dtype, list[Trained]] = {}
-        for one in parameters:
-            groups.setdefault(one.tensor.dtype, []).append(one)
+        groups: dict[Dtype, list[OptimizedParameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(parameter.tensor.dtype, []).append(parameter)
         return list(reversed(groups.values()))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...device_memory.optimizers.run_step import run_step
-from ...device_memory.optimizers.step import Trained
+from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
 from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
@@ -125,7 +125,7 @@ class PartitionedRun(ZeroRun):
         with counted_as(self.meter, "optimizer"):
             updated = empty(self.meter, (self.partition_size,), FLOAT32)
         del clone
-        self.trained = [Trained(updated)]
+        self.trained = [OptimizedParameter(updated)]
         single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
         del single_grad_partition
 

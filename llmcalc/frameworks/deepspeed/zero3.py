@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...device_memory.optimizers.run_step import run_step
-from ...device_memory.optimizers.step import Trained
+from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
 from ...errors import InputError
 from ...model import ModelSpec
@@ -96,7 +96,7 @@ class Stage3Run(ZeroRun):
             size = sum(parameter.part for parameter in group)
             converted = Storage(meter, size * FLOAT32.bytes)
             with counted_as(meter, "optimizer"):
-                self.trained.append(Trained(empty(meter, (size,), FLOAT32)))
+                self.trained.append(OptimizedParameter(empty(meter, (size,), FLOAT32)))
             del converted
         largest = max(sum(parameter.part for parameter in group) for group in self.groups)
         gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states

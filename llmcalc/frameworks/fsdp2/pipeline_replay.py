@@ -28,7 +28,7 @@ from ...simulator.repeat_microbatches import (
     PassTrace,
     RecordedPass,
     TraceReader,
-    shown,
+    without_storage,
 )
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
@@ -91,7 +91,7 @@ class PassRecorder(SchedulePasses):
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
         self.meter, self.parameters = meter, parameters
-        self.pieces: list[RecordedPass] = []
+        self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Runs and records a forward pass. run: computes its output."""
@@ -104,27 +104,27 @@ class PassRecorder(SchedulePasses):
     def _run(
         self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None, run: Callable[[], Tensor]
     ) -> Tensor:
-        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
+        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         out = run()
-        outputs = [shown(0, out)]
+        outputs = [without_storage(0, out)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
             if isinstance(parameter.whole.storage, GatheredStorage) and parameter.whole.storage.block is not None:
-                outputs.append(shown(i, parameter.whole))
+                outputs.append(without_storage(i, parameter.whole))
         x = None if entered is None else entered.storage.block.handle
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, x, outputs))
+        self.passes.append(RecordedPass(case, home, start, len(self.meter.events), place, x, outputs))
         return out
 
     def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
         """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
         case, home = self.next_backward(chunk)
-        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
+        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
-        outputs = [shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.pieces.append(RecordedPass(case, home, start, len(self.meter.events), place, None, outputs))
+        outputs = [without_storage(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        self.passes.append(RecordedPass(case, home, start, len(self.meter.events), place, None, outputs))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """The trace of each case. Raises `NotRepeating` if two passes of one case differ."""
-        return TraceReader(self.meter.events, self.pieces).found
+        return TraceReader(self.meter.events, self.passes).traces
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
@@ -140,11 +140,11 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         PassPlayer.__init__(self, meter, traces, below)
         self.schedule, self.starts, self.parameters = 0, [0] * len(below), parameters
 
-    def _given(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
         trace, base = self._play(chunk, case, home)
-        if entered is not None and trace.entered is not None:
-            entered.storage.block.kind = trace.entered
-        (_, out), *whole = trace.made
+        if entered is not None and trace.input_kind is not None:
+            entered.storage.block.kind = trace.input_kind
+        (_, out), *whole = trace.outputs
         for i, output in whole:
             storage = self.parameters[chunk][i - 1].whole.storage
             storage.block = Block(output.bytes, output.kind, base + output.number)
