@@ -191,11 +191,11 @@ class InferenceRun:
         with counted_as(self.meter, "cache"):
             self.lowering.store = {}
             for key, tensors in unmetered.store.items():
-                self.meter.whose = key
+                self.meter.parameter_path = key
                 self.lowering.store[key] = tuple(
                     x if self.inference.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in tensors
                 )
-            self.meter.whose = None
+            self.meter.parameter_path = None
 
     def passes(self) -> None:
         """Runs the passes of the phase."""
@@ -236,7 +236,7 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
-        inference, inputs, meter = self.inference, lowering.given, lowering.graph.meter
+        inference, inputs, meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = ids = empty(meter, (inference.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":

@@ -96,7 +96,7 @@ def _extrapolate(peak: Peak, before: Peak, after: Peak, times: int) -> None:
 
 def _moved(place: Place, stack: LayerStack, added: int) -> Place:
     """The place at the same distance from the first or the last layer, in a run with `added` more repeats."""
-    if not stack.contains(place) or place.turn < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
+    if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
         return place
     return stack.shifted(place, added)
 
@@ -112,7 +112,7 @@ def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
 def node_path(place: Place, stacks: list[LayerStack]) -> str:
     """The path of a module in the model's tree, with the index of its layer."""
     for stack in stacks:
-        if place.turn >= 0 and stack.contains(place):
+        if place.layer_index >= 0 and stack.contains(place):
             return stack.node(place)
     return place.path
 
@@ -133,13 +133,19 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             return
         phase = block[0][0].phase
         prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
-        rows = [(place.turn, place.path[prefix_length:], bytes, result.slopes.get(place, 0)) for place, bytes in block]
+        rows = [
+            (place.layer_index, place.path[prefix_length:], bytes, result.slopes.get(place, 0))
+            for place, bytes in block
+        ]
         last = block_stack.repeats - SHORT_RUN_REPEATS
         turns = sorted({*range(0, last, last // LISTED + 1), last}, reverse=phase == "backward")
         for k in turns:
             added = k * block_stack.period
             points.extend(
-                [(phase, f"{prefix}{turn + added}{path}", bytes + k * slope) for turn, path, bytes, slope in rows]
+                [
+                    (phase, f"{prefix}{layer_index + added}{path}", bytes + k * slope)
+                    for layer_index, path, bytes, slope in rows
+                ]
             )
         block.clear()
 

@@ -162,20 +162,20 @@ class TrainingRun:
         """Allocates master weights and gradient buffers."""
         with counted_as(self.meter, "optimizer"):
             for key, weight in self.lowering.parameters:
-                self.meter.whose = key
+                self.meter.parameter_path = key
                 self.trained.append(
                     OptimizedParameter(self._updated_tensor(weight), matrix=self._is_matrix(key), path=key)
                 )
-            self.meter.whose = None
+            self.meter.parameter_path = None
             self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
             with counted_as(self.meter, "gradients"):
                 for key, weight in self.lowering.parameters:
-                    self.meter.whose = key
+                    self.meter.parameter_path = key
                     self.sums.append(empty(self.meter, weight.shape, self.training.gradient_dtype))
-                self.meter.whose = None
+                self.meter.parameter_path = None
 
     def _updated_tensor(self, weight: Tensor) -> Tensor:
         """The tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
@@ -261,7 +261,7 @@ class TrainingRun:
 
     def _batch(self) -> None:
         """Allocates the token ids, which are also the labels, and then frees those of the batch before."""
-        training, inputs = self.training, self.lowering.given
+        training, inputs = self.training, self.lowering.inputs
         ids = empty(self.meter, (training.batch, training.seq), INT64)
         inputs[TOKENS] = ids
         self.lowering.take_frames(self.program)
@@ -300,11 +300,11 @@ class TrainingRun:
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for trained, gradient in zip(self.trained, gradients, strict=True):
-            trained.gradient, self.meter.whose = gradient, trained.path
+            trained.gradient, self.meter.parameter_path = gradient, trained.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
                 trained.gradient = self.graph.new(gradient.shape, FLOAT32)
                 copies.append(trained.gradient)
-        self.meter.whose = None
+        self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
             run_step(

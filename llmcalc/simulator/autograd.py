@@ -181,19 +181,19 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
             edges, node.edges = node.edges, []
             del node
             for i, target in enumerate(edges):
-                given, outs[i] = outs[i], None
+                incoming, outs[i] = outs[i], None
                 if target is None:
                     continue
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
-                if given is not None:
+                if incoming is not None:
                     if key in gradients:
-                        _add(graph, gradients, key, given, None if isinstance(target, Tensor) else target[0])
+                        _add(graph, gradients, key, incoming, None if isinstance(target, Tensor) else target[0])
                     else:
-                        gradients[key] = given
+                        gradients[key] = incoming
                         if not isinstance(target, Tensor) and key[0] not in queued:
                             queued.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
-                del given
+                del incoming
                 if isinstance(target, Tensor):
                     attributes.append(target)  # by the node that accumulates its gradient
                     waiting[key[0]] -= 1

@@ -44,8 +44,8 @@ class Region:
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
         self.autocast = graph.autocast
-        self.packed: list[ref[_Later]] = []
-        self.again: list[Tensor | None] | None = None
+        self.packed: list[ref[_RecomputedTensor]] = []
+        self.recomputed: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
@@ -56,7 +56,7 @@ class Region:
 
     def pack(self, tensor: Tensor) -> Saved:
         """Keeps nothing of a tensor but its number."""
-        later = _Later(self, len(self.packed))
+        later = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(later))
         return later
 
@@ -68,42 +68,42 @@ class Region:
 
     def unpack(self, number: int) -> Tensor:
         """The tensor of that number, which lives on only where the node that asks for it keeps it."""
-        if self.again is None:
-            self._run_again()
-        assert self.again is not None
-        tensor = self.again[number]
+        if self.recomputed is None:
+            self._recompute()
+        assert self.recomputed is not None
+        tensor = self.recomputed[number]
         assert tensor is not None
-        self.again[number] = None
+        self.recomputed[number] = None
         return tensor
 
-    def _run_again(self) -> None:
-        graph, self.again = self.graph, []
-        packs, graph.packs = graph.packs, [self._pack_again]
+    def _recompute(self) -> None:
+        graph, self.recomputed = self.graph, []
+        packs, graph.packs = graph.packs, [self._pack_recomputed]
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
-        recalled, graph.results = graph.results, _Recalled(self) if self.kept else None
+        recalled, graph.results = graph.results, _KeptResults(self) if self.kept else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_again(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
+            self.run([_recomputed(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
         except _Stop:
             pass
         finally:
             graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, place, recalled
             graph.autocast, graph.casts = autocast, casts
 
-    def _pack_again(self, tensor: Tensor) -> Saved:
+    def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Keeps a tensor that is made again, if the node that wants it is still there."""
-        assert self.again is not None
+        assert self.recomputed is not None
         saved = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
-        self.again.append(saved if self.packed[len(self.again)]() is not None else None)
-        if self.early and len(self.again) == len(self.packed):
+        self.recomputed.append(saved if self.packed[len(self.recomputed)]() is not None else None)
+        if self.early and len(self.recomputed) == len(self.packed):
             raise _Stop
         return Saved(saved)
 
 
-class _Later(Saved):
+class _RecomputedTensor(Saved):
     """A tensor that is made again when it is needed."""
 
     __slots__ = ("__weakref__", "number", "region")
@@ -115,7 +115,7 @@ class _Later(Saved):
         return self.region.unpack(self.number)
 
 
-class _Kept:
+class _ResultKeeper:
     """Keeps the results of a region's chosen operations."""
 
     def __init__(self, region: Region) -> None:
@@ -131,7 +131,7 @@ class _Kept:
         return out
 
 
-class _Recalled:
+class _KeptResults:
     """Gives kept results back instead of running their operations again."""
 
     def __init__(self, region: Region) -> None:
@@ -148,7 +148,7 @@ class _Recalled:
         return out
 
 
-def _again(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
+def _recomputed(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
     """The same tensor. leaf: whether it is trained, or no operation has made it that passes gradients on.
 
     wanted: whether it wants a gradient, which here nothing passes on.
@@ -185,7 +185,7 @@ def checkpoint(
         return run(arguments)
     region = Region(graph, run, arguments, early, kept, alternate)
     graph.packs.append(region.pack)
-    before, graph.results = graph.results, _Kept(region) if kept else None
+    before, graph.results = graph.results, _ResultKeeper(region) if kept else None
     try:
         out = run(arguments)
     finally:

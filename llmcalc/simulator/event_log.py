@@ -40,7 +40,7 @@ NOWHERE = Place("", -2)
 class Recorder:
     """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
 
-    kind, place, whose, stream: as in `Meter`.
+    kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
     count: the number of storages so far.
     repeats_place: whether to record the next place even if it is the current one; default false.
@@ -54,7 +54,7 @@ class Recorder:
         self.count = 0
         self.repeats_place = False
         self._place = Place()
-        self._whose: Any = None
+        self._parameter_path: Any = None
         self._stream = 0
 
     @property
@@ -77,12 +77,12 @@ class Recorder:
             self.events.append((place, PLACED, None))
 
     @property
-    def whose(self) -> Any:
-        return self._whose
+    def parameter_path(self) -> Any:
+        return self._parameter_path
 
-    @whose.setter
-    def whose(self, path: Any) -> None:
-        self._whose = path
+    @parameter_path.setter
+    def parameter_path(self, path: Any) -> None:
+        self._parameter_path = path
         self.events.append((path, OWNED, None))
 
     def allocate(self, size: Number) -> Block:

@@ -19,8 +19,8 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices
     """The kernels of a program's steps, and those that are chosen in the place of the default."""
     names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
     steps = [(name, getattr(profile, name, None)) for name in names]
-    found = [Evidence("kernel", short(name), _stated(kernel)) for name, kernel in steps if kernel is not None]
-    return [*found, *chosen_kernels(profile, choices)]
+    evidence = [Evidence("kernel", short(name), _stated(kernel)) for name, kernel in steps if kernel is not None]
+    return [*evidence, *chosen_kernels(profile, choices)]
 
 
 def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Evidence]:
@@ -71,5 +71,5 @@ def every_step(items: Sequence[Item]) -> Iterator[Step]:
 
 def _stated(kernel: object) -> Witness:
     """The witness of a method."""
-    found = witness_of(kernel)
-    return found if isinstance(found, Witness) else UNTESTED
+    witness = witness_of(kernel)
+    return witness if isinstance(witness, Witness) else UNTESTED

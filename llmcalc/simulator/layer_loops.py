@@ -54,15 +54,15 @@ class LayerStack:
 
     def is_second(self, place: Place) -> bool:
         """Whether a place is in the second repeat of the pattern."""
-        return self.contains(place) and self.before + self.period <= place.turn < self.before + 2 * self.period
+        return self.contains(place) and self.before + self.period <= place.layer_index < self.before + 2 * self.period
 
     def shifted(self, place: Place, repeats: int) -> Place:
         """The same module that many repeats of the pattern later in the stack."""
-        return Place(place.phase, place.turn + repeats * self.period, place.path)
+        return Place(place.phase, place.layer_index + repeats * self.period, place.path)
 
     def node(self, place: Place) -> str:
         """The path of a module in a layer, with the layer's index."""
-        return f"{self.path}.{place.turn}{place.path[len(self.path) :]}"
+        return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:
         """The index after the last layer in a run with that many repeats of this pattern."""

@@ -45,9 +45,9 @@ def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
             yield from modules_below(item, f"{path}.")
 
 
-def among(value: Value | None, made: set[int]) -> int | None:
+def among(value: Value | None, candidates: set[int]) -> int | None:
     """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
-    while value is not None and id(value) not in made:
+    while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
 

@@ -1,7 +1,7 @@
-"""Runs the steps of a program on tensors without values: what all profiles share.
+"""Runs the steps of a program on tensors without values: the base of all profiles.
 
 A profile has a method per verb, `do_<verb>`. This class calls them in the program's order, knows the tensor of every
-value, and lets go of it after the last step that reads it.
+value, and drops it after the last step that reads it.
 """
 
 from __future__ import annotations
@@ -38,46 +38,48 @@ from .strides import Shape, count
 from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
 
 Path: TypeAlias = tuple[Any, ...]
-"""The path of a module, with the indices of layers: whose parameters they are."""
+"""The path of a module or parameter, with the indices of layers."""
 
-Found: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
-"""The parameters and buffers that a program reads, without memory, in the order in which it does; which are buffers."""
+ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+"""Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
 
 INPUTS = (TOKENS, SOURCE)
-"""The rows whose token ids the model is given."""
+"""The rows for which the model takes token ids."""
 
 
 ENTRY = "entry"
-"""The key of what a program is given in the place of its first layers."""
+"""The key of the input of a pipeline stage that lacks the first layers."""
 
 
 class Unsupported(InputError):
-    """A step that a profile has no kernels for."""
+    """Raised for a step for which a profile has no kernels."""
 
 
 @dataclass
 class Frame:
-    """A module that runs.
+    """The call of a module.
 
+    scope: the module.
     named: the variables of its forward pass, which keep their tensors until it returns.
-    callers: while it runs a function of its own, the variables outside of that.
-    turn: for a layer, its index; owner: the index of the layer whose parameters it uses.
+    callers: the variables of outer functions while an inner function of the module runs.
+    layer_index: index of the layer; None for other modules.
+    owner: index of the layer that owns the parameters; None for other modules.
     """
 
     scope: Scope
     named: dict[str, Any] = field(default_factory=dict)
     callers: list[dict[str, Any]] = field(default_factory=list)
-    turn: int | None = None
+    layer_index: int | None = None
     owner: int | None = None
 
 
 @dataclass(frozen=True)
-class Again:
-    """A module that runs again by itself in the backward pass.
+class RecomputedModule:
+    """A module inside a layer that is recomputed in the backward pass.
 
-    reads: the values that its steps read and do not make, beside the one that it is called with.
-    escapes: of the values that its steps make, those that steps outside of it read, beside its result.
-    lasts: the values that no step after it reads.
+    reads: the values that its steps read from outside, except its argument.
+    escapes: ids of the values that it computes for steps outside of it, except its result.
+    lasts: the values that no later step reads.
     """
 
     reads: tuple[Value, ...]
@@ -86,26 +88,33 @@ class Again:
 
 
 class Lowering:
-    """Lowers programs for one run.
+    """Runs programs with the kernels of a profile.
 
-    run_config: the run. graph: where operations are recorded. dtype: the type of weights and activations.
-    trained: whether weights get gradients.
-    recompute: what runs again in the backward pass, nothing by default.
-    include: the names of the optional parts that run (`llmcalc.optional`), none by default.
-    choices: which kernels run where people choose.
-    adapters: what is trained in the place of the weights; None if the weights are.
-    result: the value that the program computes. head: the output layer, where the loss computes its product.
-    logits: what the training loop names of the last run's logits, nothing by default.
-    further: the further results of the last run, such as the logits of multi-token-prediction modules.
-    buffers: the paths of the buffers that are read.
-    found: the parameters that `prepare` finds; None before it does. Those of a program that is alike may be given.
-    store: what each cache and state keeps between passes, by its path; None if no pass follows.
-    continues: whether this pass follows another, of which the store has kept something.
-    absent: the values that such a pass does not compute.
+    graph: the graph that records operations.
+    run_config: the run.
+    dtype: number format of weights and activations.
+    trained: whether weights get gradients, default true.
+    recompute: the modules that are recomputed in the backward pass, default none.
+    include: names of the optional parts that run (`llmcalc.optional`), default none.
+    choices: the kernels that run, default the eager ones.
+    adapters: the adapters that are trained instead of the weights; default none.
+    inputs: the program's inputs by their rows, and the input of a pipeline stage.
+    result: the value that the program computes.
+    head: input and weight of the output layer, if the loss computes the logits.
+    logits: logits of the last run that the training loop still refers to.
+    further: additional results of the last run, such as the logits of multi-token-prediction modules.
+    buffers: paths of the buffers that are read.
+    known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
+    store: path → the tensors of a cache or state between passes; None if no pass follows.
+    continues: whether an earlier pass has filled the store.
+    absent: ids of the values that such a pass does not compute.
     prepares: whether the run only finds the parameters.
-    skipped: whether a pass that follows no other has left out a step, and with it parameters.
-    below: the layers of the model that come before the first one here.
-    paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
+    skipped: whether the first pass has left out a step, and with it parameters.
+    run_only: stack → repeats of its pattern that run; stacks that are not there run whole.
+    below: layers of the model before the first layer of the program.
+    paged: whether caches lie in a pool that exists before the passes and is not counted.
+    shared_values: ids of the values that several layers read.
+    recomputed_modules: id of a scope → its recomputation, for modules that are recomputed by themselves.
     """
 
     def __init__(
@@ -124,10 +133,10 @@ class Lowering:
         graph.compiled = choices.compiled
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
-        self.given: dict[Any, Tensor] = {}
+        self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.buffers: set[Path] = set()
-        self.found: Found | None = None
+        self.known_parameters: ParameterSet | None = None
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.further: list[Tensor] = []
@@ -139,14 +148,14 @@ class Lowering:
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
-        self.loops = self.below = 0
+        self.stack_number = self.below = 0
         self.last: dict[int, int] = {}
-        self.kept: set[int] = set()
+        self.shared_values: set[int] = set()
         self.stacks: dict[int, list[Tensor]] = {}
         self.modules: dict[int, tuple[Path, str]] = {}
         self.reads: dict[int, set[int]] = {}
         self.makes: dict[int, set[int]] = {}
-        self.again: dict[int, Again] = {}
+        self.recomputed_modules: dict[int, RecomputedModule] = {}
         self.bound: dict[int, list[int]] = {}
         self.unused: list[Tensor] = []
 
@@ -161,12 +170,12 @@ class Lowering:
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
-        """The tensor of a value, in the value's shape; of other rows, the first of them."""
+        """The tensor of a value, in the value's shape; if the tensor has more rows, the first rows."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
-        if value.fixed and value.rows in self.given:  # audio frames
-            return self.given[value.rows]
+        if value.fixed and value.rows in self.inputs:  # audio frames
+            return self.inputs[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
         x, shape = self.get(value.of), self.shape(value)
@@ -178,7 +187,7 @@ class Lowering:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass does not compute a value, because an earlier pass has cached what is made of it."""
+        """Whether this pass does not compute a value, because an earlier pass has cached its results."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
@@ -187,8 +196,8 @@ class Lowering:
         """Whether an earlier pass has computed all of these rows: those of an encoder, which runs once."""
         return self.continues and rows is not ONCE and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
 
-    def taken(self, step: Step, value: Value) -> Tensor:
-        """The tensor of a value. If no later step reads it, the program lets go of it now, not after this step."""
+    def take(self, step: Step, value: Value) -> Tensor:
+        """The tensor of a value. If no later step reads the value, it is dropped now instead of after the step."""
         x = self.get(value)
         if self.last.get(id(value.storage)) == id(step):
             self.forget(value.storage)
@@ -197,9 +206,9 @@ class Lowering:
     def flat(self, value: Value, step: Step | None = None) -> Tensor:
         """The tensor of a value as [batch, rows, width]; a copy where its heads are not stored side by side.
 
-        step: the step that takes it, as in `taken`.
+        step: the step that reads it, as in `take`; default none.
         """
-        x = self.get(value) if step is None else self.taken(step, value)
+        x = self.get(value) if step is None else self.take(step, value)
         return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
 
     def set(self, value: Value, tensor: Tensor) -> None:
@@ -213,17 +222,17 @@ class Lowering:
         self.bind(value, self.t.reshape(tensor, shape))
 
     def bind(self, value: Value, tensor: Tensor) -> None:
-        """Binds a value to a tensor in a shape of its own: scores, and what belongs to pairs of a query and a key."""
+        """Binds a value to a tensor of another shape, such as the scores of pairs of a query and a key."""
         self.values[id(value)] = tensor
         self.bound.setdefault(id(value.storage), []).append(id(value))
 
     def forget(self, root: Value) -> None:
-        """Lets go of a value's tensor, and of all views of it."""
+        """Drops a value's tensor and all views of it."""
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
 
     def span(self, tokens: Any) -> Tensor:
-        """The positions of the tokens, made once in a pass."""
+        """The positions of the tokens, computed once in a pass."""
         key = ("span", tokens)
         if key not in self.memo:
             self.memo[key] = self.t.new((tokens,), INT64)
@@ -233,7 +242,7 @@ class Lowering:
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """The parameter of that name in a module, by default the one that runs, made when it is first needed."""
+        """The parameter of that name in a module, by default the one that runs, allocated at its first use."""
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
@@ -244,23 +253,23 @@ class Lowering:
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
 
     def matrix(self, step: Step) -> Tensor:
-        """The weight [out, in] of a linear layer, which may be that of another step."""
+        """The weight [out, in] of a linear layer. Another step may share it."""
         assert step.weight is not None
         shape = extent(step.weight.out), extent(step.weight.ins)
         lent = step.options.get("lent")
         if lent:
             return self.weight(f"{lent}.weight", shape, self.module_path(above=1))
-        return self._of(step.weight, step.name, shape)
+        return self._shared_weight(step.weight, step.name, shape)
 
     def table(self, step: Step) -> Tensor:
-        """The weight [rows, width] of a table, which may be that of another step."""
+        """The weight [rows, width] of an embedding table. Another step may share it."""
         assert step.weight is not None
-        return self._of(step.weight, step.name, (extent(step.weight.ins), extent(step.weight.out)))
+        return self._shared_weight(step.weight, step.name, (extent(step.weight.ins), extent(step.weight.out)))
 
-    def _of(self, weight: Weight, name: str, shape: Shape) -> Tensor:
-        """A parameter that several steps may use: of the layer that runs, or else of the model."""
+    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+        """A parameter that several steps may share, of the current layer or of the model."""
         outside = ("", id(weight))
-        inside = (*outside, *(frame.turn for frame in self.frames if frame.turn is not None))
+        inside = (*outside, *(frame.layer_index for frame in self.frames if frame.layer_index is not None))
         for key in (outside, inside):
             if key in self.weights:
                 return self.weights[key]
@@ -268,7 +277,7 @@ class Lowering:
         return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """The parameter or buffer of that path, made when it is first needed."""
+        """The parameter or buffer of that path, allocated at its first use."""
         if key not in self.weights:
             with counted_as(self.graph.meter, "weights"):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
@@ -284,14 +293,14 @@ class Lowering:
             path.append(frame.scope.name)
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
-            if frame.turn is not None:
+            if frame.layer_index is not None:
                 shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
                 is_per_layer = any(above.scope.per_layer for above in self.frames[i:])
-                path.append(frame.owner if shared and not is_per_layer else frame.turn)
+                path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
-        """The weights and buffers of a node of that name that no pass runs."""
+        """The weights and buffers of a node that no pass runs. name: the node's name."""
         meter, trained = self.graph.meter, self.trained and self.adapters is None
         leaf = trained and not getattr(use.op, "frozen", False)
         tensors = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
@@ -301,36 +310,36 @@ class Lowering:
 
     @property
     def cache_path(self) -> Path:
-        """The path of the module that runs, with the indices of all layers around it: whose caches these are."""
-        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.turn))
+        """The path of the current module, with the indices of all layers around it, as a key of `store`."""
+        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
 
     @property
     def path(self) -> str:
-        """The path of the module that runs."""
+        """The path of the current module."""
         return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
 
     @property
     def place(self) -> Place:
-        """Where memory is allocated now."""
-        turn = next((frame.turn for frame in self.frames if frame.turn is not None), -1)
-        return Place(self.graph.meter.place.phase, turn, self.path)
+        """The place of new storages."""
+        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
+        return Place(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, what: str, name: str = "") -> Unsupported:
         """The error of a step that has no kernels here. name: the step's own name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {what}")
 
     def run(self, program: Flow) -> Tensor:
-        """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
+        """Runs a program, drops all tensors but its result, and returns that."""
         assert program.result is not None
         self.result, self.continues = program.result, bool(self.store)
         self.absent = set()
-        self.last, self.kept = last_readers(program.root, self.branch, self.skips)
+        self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
         self.last.pop(id(program.result.storage), None)
         self.further = []
-        self._look_through(program.root)
-        self.loops = 0
+        self._find_dataflow(program.root)
+        self.stack_number = 0
         if program.entry is not None:
-            self.bind(program.entry, self.given.pop(ENTRY))
+            self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(Frame(program.root))
         out = self.get(program.result)
         self.values.clear()
@@ -339,22 +348,22 @@ class Lowering:
         return out
 
     def prepare(self, program: Flow) -> None:
-        """Makes all parameters, in the order in which the program uses them."""
-        if self.found is None:
-            self.found = self._find_parameters(program)
+        """Allocates all parameters, in the order in which the program uses them."""
+        if self.known_parameters is None:
+            self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
-        weights, self.buffers = self.found
+        weights, self.buffers = self.known_parameters
         with counted_as(self.graph.meter, "weights"):
             for key, weight in weights.items():  # a shared parameter has several keys
                 if id(weight) not in parameters:
-                    self.graph.meter.whose = key
+                    self.graph.meter.parameter_path = key
                     parameters[id(weight)] = self.made_parameter(key, weight)
                 self.weights[key] = parameters[id(weight)]
-            self.graph.meter.whose = None
+            self.graph.meter.parameter_path = None
         self.prepare_unread(program)
 
-    def _find_parameters(self, program: Flow) -> Found:
-        """Runs a program on tensors without memory."""
+    def _find_parameters(self, program: Flow) -> ParameterSet:
+        """The parameters of a program, from a run on tensors without memory."""
         dry = type(self)(
             Graph(NoMeter()),
             self.run_config,
@@ -365,7 +374,7 @@ class Lowering:
             adapters=self.adapters,
         )
         dry.graph.enabled, dry.run_only, dry.prepares, dry.below = False, self.run_only, True, self.below
-        dry.given = {
+        dry.inputs = {
             rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
         }
         dry.take_frames(program)
@@ -374,29 +383,29 @@ class Lowering:
         return dry.weights, dry.buffers
 
     def made_parameter(self, key: Path, like: Tensor) -> Tensor:
-        """The parameter or buffer of that path. like: the one of a run that has found it."""
+        """Allocates a parameter or buffer. like: a tensor of its shape and number format."""
         return empty(self.graph.meter, like.shape, like.dtype, leaf=like.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
-        """Makes the parameters that no pass reads."""
+        """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
             for name, use, times in unused(program.root):
                 self.unused += [weight for _ in range(times) for weight in self.never_read(name, use)]
 
     def take_frames(self, program: Flow) -> None:
-        """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""
+        """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
         if program.frames is not None:
             batch, rows, values = self.shape(program.frames)
             frames = self.graph.new((batch, values, rows), self.dtype)
-            self.given[program.frames.rows] = self.t.transpose(frames, 1, 2)
+            self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
-        """Makes what the next run of a program is given in the place of its first layers, if it lacks them."""
+        """Allocates the input of a pipeline stage that lacks the first layers; None for other programs."""
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
             entry = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
-        self.given[ENTRY] = entry
+        self.inputs[ENTRY] = entry
         return entry
 
     @property
@@ -404,10 +413,10 @@ class Lowering:
         """Every trained parameter once, with its path."""
         return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
 
-    def _look_through(self, root: Scope) -> None:
-        """Finds which values each layer reads from outside, and which it makes; and the modules that run again."""
+    def _find_dataflow(self, root: Scope) -> None:
+        """Finds the values that each layer reads from outside and computes, and the modules that are recomputed."""
         if self.recompute.nodes:
-            self._look_for_nodes(root)
+            self._find_recomputed_modules(root)
         if not self.recompute.layers:
             return
         self.carries = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
@@ -416,45 +425,47 @@ class Lowering:
                 steps = list(scope.steps(idle=False))
                 outputs = {id(out) for step in steps for out in step.outs}
                 read = {id(value.storage) for step in steps for value in step.ins}
-                below = {id(scope.takes.storage)} - self.kept
+                below = {id(scope.takes.storage)} - self.shared_values
                 self.makes[id(scope)], self.reads[id(scope)] = outputs, read - outputs - below
 
-    def _look_for_nodes(self, root: Scope) -> None:
-        """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
+    def _find_recomputed_modules(self, root: Scope) -> None:
+        """Finds the modules that are recomputed by themselves. Raises `InputError` for an unknown module."""
         modules = [module for scope in root.scopes() if is_a_layer(scope) for module in modules_below(scope)]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
         for path, scope in modules:
             if path in self.recompute.nodes:
-                self.again[id(scope)] = self._read_and_made(scope, root)
+                self.recomputed_modules[id(scope)] = self._recomputed_module(scope, root)
 
-    def _read_and_made(self, scope: Scope, root: Scope) -> Again:
+    def _recomputed_module(self, scope: Scope, root: Scope) -> RecomputedModule:
         steps = list(scope.steps(idle=False))
         inside, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
         read = {id(value): value for step in steps for value in step.ins if among(value, outputs) is None}
         others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
-        return Again(
+        return RecomputedModule(
             tuple(value for value in read.values() if not view_of(value, scope.reads)),
             frozenset(among(value, outputs) or 0 for value in others) - {0, id(scope.gives)},
             tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
         )
 
     def module(self, frame: Frame) -> None:
-        """Runs a module. Its caller holds the input that it is given until it returns."""
-        recomputed = self.again.get(id(frame.scope))
+        """Runs a module. The caller refers to its input until it returns."""
+        recomputed = self.recomputed_modules.get(id(frame.scope))
         if recomputed is None:
             self._module(frame)
         else:
             self._checkpointed_module(frame.scope, recomputed)
 
-    def _checkpointed_module(self, scope: Scope, recomputed: Again) -> None:
-        """Runs a module that runs again by itself. What it reads beside its argument stays as it is now, and what all
-        layers read, which the reference passes to every module.
+    def _checkpointed_module(self, scope: Scope, recomputed: RecomputedModule) -> None:
+        """Runs a module that is recomputed by itself.
+
+        The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
+        which the reference passes to every module.
         """
         assert scope.reads is not None
         assert scope.gives is not None
         reads, gives = scope.reads, scope.gives
         above, memo = self._frames_copy(), self.memo
-        outside = {key: self.values[key] for key in self.kept if key in self.values}
+        outside = {key: self.values[key] for key in self.shared_values if key in self.values}
         outside |= {
             id(bound): self.values[id(bound)] for value in recomputed.reads if (bound := self._bound(value)) is not None
         }
@@ -504,7 +515,7 @@ class Lowering:
         del argument
 
     def whole(self, scope: Scope) -> Callable[[], None] | None:
-        """The kernels that run a module at once; None where its steps run one by one."""
+        """The kernel that runs a whole module; None where its steps run one by one."""
         return None
 
     def items(self, items: Sequence[Item]) -> None:
@@ -544,10 +555,10 @@ class Lowering:
         if scope.gives is not None:
             self.absent.add(id(scope.gives.storage))
         if not self.skips(scope):
-            self.loops += self._loops_in(scope)
+            self.stack_number += self._count_stacks(scope)
 
-    def _loops_in(self, scope: Scope) -> int:
-        """The stacks of layers in a module."""
+    def _count_stacks(self, scope: Scope) -> int:
+        """The number of stacks in a module."""
         stacks, inside = 0, False
         for item in scope.items:
             if isinstance(item, Scope) and self.skips(item):
@@ -556,15 +567,15 @@ class Lowering:
             stacks += layer and not inside
             inside = layer
             if isinstance(item, Scope) and not layer:
-                stacks += self._loops_in(item)
+                stacks += self._count_stacks(item)
         return stacks
 
     def branch(self, item: Alternatives) -> Scope:
-        """The form that this run takes."""
+        """The alternative that this run uses."""
         return item.branches[self.run_config.execution.form(item.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs the form that this run takes; its result stands for that of the first."""
+        """Runs one alternative, and binds its result to that of the first alternative."""
         first, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -587,7 +598,7 @@ class Lowering:
         self.release(step, step.ins)
 
     def needless(self, step: Step) -> bool:
-        """Whether earlier passes have cached what is made of a step's results."""
+        """Whether earlier passes have cached everything that a step's results are used for."""
         if step.verb in WITHOUT_NEW:
             return False
         if any(map(self.missing, step.ins)):
@@ -595,7 +606,7 @@ class Lowering:
         return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
 
     def release(self, item: Step | Scope, read: Iterable[Value]) -> None:
-        """Lets go of the values of which this is the last reader."""
+        """Drops the values that no later step reads."""
         for value in read:
             if self.last.get(id(value.storage)) == id(item):
                 self.forget(value.storage)
@@ -610,7 +621,7 @@ class Lowering:
         for i in range(scope.over.size):
             if slices is not None and scope.slice is not None:
                 self.values[id(scope.slice)] = slices[i]
-            self.module(Frame(scope, turn=i, owner=i))
+            self.module(Frame(scope, layer_index=i, owner=i))
             outputs.append(self.get(scope.gives))
             self.forget(scope.gives.storage)
         if scope.slice is not None:
@@ -619,25 +630,25 @@ class Lowering:
         self.release(scope, (value for step in scope.steps() for value in step.ins))
 
     def layers(self, kinds: list[Scope]) -> None:
-        """Runs layers of these kinds in their order in the model; each reads the output of the one below it."""
+        """Runs layers of these kinds in the model's order. Each reads the output of the one before it."""
         first, final = kinds[0], kinds[-1]
         assert first.takes is not None
         assert final.gives is not None
         hidden = self.get(first.takes)
         self._leave(first.takes)
         owners: dict[str, int] = {}
-        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.loops))
-        self.loops += 1
+        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.stack_number))
+        self.stack_number += 1
         after, self.after_first = self.after_first, None
-        for turn, kind in enumerate(order, self.below):
+        for layer_index, kind in enumerate(order, self.below):
             assert kind.takes is not None
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
-            owner = owners.setdefault("" if label == BASE else label, turn)
+            owner = owners.setdefault("" if label == BASE else label, layer_index)
             below = hidden
             del hidden
-            hidden = self.layer(Frame(kind, turn=turn, owner=owner), below)
-            if after is not None and turn == self.below:
+            hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), below)
+            if after is not None and layer_index == self.below:
                 hidden = self.changed(after, below, hidden)
             del below  # the stack's frame names a layer's input while the layer runs
         self.values[id(final.gives)] = hidden
@@ -657,21 +668,21 @@ class Lowering:
 
     def _frames_copy(self) -> list[Frame]:
         """The modules around the current one, without their variables."""
-        return [Frame(frame.scope, turn=frame.turn, owner=frame.owner) for frame in self.frames]
+        return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]
 
     def _leave(self, takes: Value) -> None:
-        """Lets go of the input of a layer; if other layers read it too, under another value, only of its own name."""
+        """Drops the input of a layer; if other layers read it too, only the layer's own reference to it."""
         self.values.pop(id(takes), None)
-        if id(takes.storage) not in self.kept:
+        if id(takes.storage) not in self.shared_values:
             self.forget(takes.storage)
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
-        """Runs one layer on the output of the one below it."""
+        """Runs one layer on the output of the one before it."""
         scope, what = frame.scope, self.recompute
         takes, gives = scope.takes, scope.gives
         assert takes is not None
         assert gives is not None
-        if frame.turn is None or not what.layers or frame.turn % what.every or not is_a_layer(scope):
+        if frame.layer_index is None or not what.layers or frame.layer_index % what.every or not is_a_layer(scope):
             self.values[id(takes)] = x
             self.module(frame)
             out = self.get(gives)
@@ -682,18 +693,20 @@ class Lowering:
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """What a layer has kept for the layer above (`Flow.carry`); nothing where no layer reads it."""
+        """The tensors that a layer passes to the next one beside its output (`Flow.carry`)."""
         return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
 
     def carry(self, tensors: dict[Any, Tensor]) -> None:
-        """Puts these tensors in the place of those that are carried."""
+        """Replaces the carried tensors."""
         for key in self.carried:
             del self.memo[key]
         self.memo.update(tensors)
 
     def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
-        """A function that runs a layer, now or in the backward pass: what it reads beside its arguments stays as it is
-        now. Its arguments are x and what the layer below carries.
+        """A function that runs a layer, now or in the backward pass.
+
+        Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
+        are now.
         """
         above, memo = (
             self._frames_copy(),
@@ -701,7 +714,7 @@ class Lowering:
         )
         below, first = tuple(self.carried), True
         outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
-        shared_outputs = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
+        shared_outputs = (self.shared_values & self.makes[id(frame.scope)]) - {id(gives.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             nonlocal first
@@ -715,7 +728,7 @@ class Lowering:
             now, is_recomputed, first = self.carried, not first, False
             self.carry(dict(zip(below, arguments[1:], strict=True)))
             try:
-                self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
+                self.module(Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner))
                 out = self.get(gives)
                 before[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
                 return out
@@ -727,7 +740,7 @@ class Lowering:
         return run
 
     def checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a part whose activations are computed again in the backward pass."""
+        """Runs a part whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
         what, compiled = self.recompute, self.choices.compiled
@@ -735,12 +748,12 @@ class Lowering:
 
     # --- what passes keep for later ones ----------------------------------------------------------------------------
 
-    def held(self, name: str) -> tuple[Tensor, ...] | None:
-        """What earlier passes have kept under that name in the module that runs; None at the first token."""
+    def cached(self, name: str) -> tuple[Tensor, ...] | None:
+        """The tensors that earlier passes have cached under that name in the current module; None in the first pass."""
         return None if self.store is None else self.store.get((*self.cache_path, name))
 
     def keep(self, name: str, *tensors: Tensor) -> None:
-        """Keeps copies of these tensors for later passes."""
+        """Caches copies of these tensors for later passes."""
         if self.store is None:
             return
         with counted_as(self.graph.meter, "cache"):
@@ -748,13 +761,13 @@ class Lowering:
             self.store[(*self.cache_path, name)] = copies
 
     def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
-        """The tensors of a state, which every pass writes in place: made in the first one, none where no pass follows.
+        """The tensors of a recurrent state, allocated in the first pass and then written in place; none without a store.
 
-        shapes: those of one sequence.
+        shapes: shapes for one sequence.
         """
         if self.store is None:
             return ()
-        cached = self.held(step.name)
+        cached = self.cached(step.name)
         if cached is not None:
             return cached
         assert isinstance(step.op, State)
@@ -767,7 +780,7 @@ class Lowering:
         return states
 
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """A tensor in memory that is counted elsewhere."""
+        """A tensor in the pool, which is not counted here."""
         return empty(NoMeter(), shape, dtype)
 
     def pooled(self, x: Tensor) -> bool:
@@ -809,7 +822,7 @@ class Lowering:
 
 
 CARRIED = "carried"
-"""The first part of the keys of `Lowering.memo` under which a layer keeps a value for the layer above."""
+"""The first part of the keys in `Lowering.memo` of tensors that a layer passes to the next one."""
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
-"""Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""
+"""Verbs of steps that may read cached tensors instead of values of this pass."""

@@ -19,17 +19,18 @@ MOVABLE = ("temporary", "activations")
 class Place(NamedTuple):
     """Where memory is allocated.
 
-    phase: the part of the step (`forward`, `backward`, …). turn: the index of the layer; −1 outside the layers.
+    phase: part of the step (`forward`, `backward`, …).
+    layer_index: index of the layer; −1 outside the layers.
     path: the path of the module.
     """
 
     phase: str = ""
-    turn: int = -1
+    layer_index: int = -1
     path: str = ""
 
     def in_backward(self) -> Place:
         """The place of the same module in the backward pass."""
-        return Place("backward", self.turn, self.path)
+        return Place("backward", self.layer_index, self.path)
 
 
 class Device(Protocol):
@@ -87,7 +88,7 @@ class Meter:
     device: the allocator of the blocks, which counts for itself; None for no allocator.
     kind: the kind of new storages.
     place: the place of new storages.
-    whose: path of the parameter that a loop over parameters has reached; None outside of a loop.
+    parameter_path: path of the parameter that a loop over parameters has reached; None outside of a loop.
     stream: CUDA stream of new storages, default 0.
     now, by_kind: bytes of all storages, and the same by kind.
     peak: the peak since the last `restart`.
@@ -97,7 +98,7 @@ class Meter:
     def __init__(self, device: Device | None = None) -> None:
         self.device = device
         self.kind = "temporary"
-        self.whose: Any = None
+        self.parameter_path: Any = None
         self.stream = 0
         self.now = self.peak = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -162,7 +163,7 @@ class NoMeter:
 
     kind = ""
     place = Place()
-    whose: Any = None
+    parameter_path: Any = None
     stream = 0
 
     def allocate(self, size: Number) -> None:

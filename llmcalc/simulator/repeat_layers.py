@@ -200,9 +200,9 @@ class RepeatAnalysis:
 
     def _repeat_of_place(self, place: Place) -> Repeat | None:
         """The repeat that contains a place."""
-        if place.turn < 0:
+        if place.layer_index < 0:
             return None
-        key = place.turn, place.path
+        key = place.layer_index, place.path
         if key not in self.repeat_cache:
             repeats = (self._repeat_in_stack(i, place) for i in self.repeating)
             self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
@@ -210,7 +210,7 @@ class RepeatAnalysis:
 
     def _repeat_in_stack(self, number: int, place: Place) -> Repeat | None:
         stack = self.stacks[number]
-        repeat = (place.turn - stack.before) // stack.period
+        repeat = (place.layer_index - stack.before) // stack.period
         return (number, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
@@ -437,7 +437,7 @@ class RepeatedEvents:
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
-            if stack.contains(place) and first_of_last_repeat <= place.turn < stack.end(RECORDED_REPEATS):
+            if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
                 return stack.shifted(place, inner_repeats + 2 - RECORDED_REPEATS)
         return place
 

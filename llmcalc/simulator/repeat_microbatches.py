@@ -146,7 +146,7 @@ class SummedPeak(Peak):
 
 def shifted(place: Place, layers: int) -> Place:
     """The same module that many layers later."""
-    return place if place.turn < 0 or not layers else place._replace(turn=place.turn + layers)
+    return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
 def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:

@@ -48,13 +48,13 @@ class Meter(Protocol):
     """Counts the bytes of storages.
 
     kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
-    whose: the path of the parameter to which a loop over parameters has come; None outside of one.
+    parameter_path: path of the parameter that a loop over parameters has reached; None outside of one.
     stream: on which new storages are allocated, 0 for the default one.
     """
 
     kind: str
     place: Any
-    whose: Any
+    parameter_path: Any
     stream: int
 
     def allocate(self, size: Number) -> Any:
@@ -114,7 +114,7 @@ class Gone:
 
     kind, stream = "", 0
     place: Any = None
-    whose: Any = None
+    parameter_path: Any = None
 
     def allocate(self, size: Number) -> Any:
         return None
@@ -246,7 +246,7 @@ class Node:
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
         self.outputs, self.alone = outputs, graph.subclasses
-        self.compiled = graph.compiled and self.place.turn >= 0
+        self.compiled = graph.compiled and self.place.layer_index >= 0
         self.saved: list[Saved] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []

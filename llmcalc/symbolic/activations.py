@@ -173,8 +173,8 @@ class SavedSums:
             elif at.layer and block.shared:
                 self._share(at.stack, size)
             else:
-                by_turn[at.path][at.turn] += size
-                turns[at.layer].add(at.turn)
+                by_turn[at.path][at.layer_index] += size
+                turns[at.layer].add(at.layer_index)
         self._paths = set(turns) - {()}
         by_path = {path: self._usual(path, sizes, turns) for path, sizes in by_turn.items()}
         self.each[root.at[0]] = self._added_up(root, (), by_path) + self.loss
@@ -194,7 +194,7 @@ class SavedSums:
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_turn.values())
-        sizes = [_expand(sizes_by_turn[turn]) for turn in sorted(turns[layer])]
+        sizes = [_expand(sizes_by_turn[layer_index]) for layer_index in sorted(turns[layer])]
         ((usual, _),) = Counter(sizes).most_common(1)
         rest = _expand(sum(size - usual for size in sizes))
         if rest:

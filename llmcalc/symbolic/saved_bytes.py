@@ -45,7 +45,7 @@ class Location(NamedTuple):
 
     path: Path = ()
     depth: int = 0
-    turn: int = -1
+    layer_index: int = -1
 
     @property
     def layer(self) -> Path:
@@ -82,7 +82,7 @@ class Block:
     @property
     def shared(self) -> bool:
         """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
-        layers = {(at.stack, at.turn) for at in self.keepers if at.depth}
+        layers = {(at.stack, at.layer_index) for at in self.keepers if at.depth}
         if any(stack == self.made.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
@@ -92,7 +92,7 @@ class Storages:
     """A meter that lists all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.whose, self.stream = "temporary", Location(), None, 0
+        self.kind, self.place, self.parameter_path, self.stream = "temporary", Location(), None, 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:
@@ -117,9 +117,11 @@ class PlacedEager(Eager):
     def at(self, frames: Sequence[Frame]) -> Location:
         """Returns the node of the innermost frame."""
         named = [frame for frame in frames if frame.scope.name]
-        layers = [(i + 1, frame.turn) for i, frame in enumerate(named) if frame.scope.takes is not None]
-        depth, turn = layers[0] if layers else (0, -1)
-        return Location(tuple(_name_and_label(frame.scope) for frame in named), depth, -1 if turn is None else turn)
+        layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named) if frame.scope.takes is not None]
+        depth, layer_index = layers[0] if layers else (0, -1)
+        return Location(
+            tuple(_name_and_label(frame.scope) for frame in named), depth, -1 if layer_index is None else layer_index
+        )
 
     def step(self, step: Step) -> None:
         meter = self.graph.meter
@@ -194,7 +196,7 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager
     )
     run.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = run.given[TOKENS] = run.given[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
+        ids = run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
         run.take_frames(program)
         labels = run.t.flatten(ids)
     out = run.run(program)

@@ -364,7 +364,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 def _inputs(run: TrainingRun) -> list[Any]:
     """Returns the tensors of a batch, one per storage."""
     by_storage = {
-        id(tensor.storage): tensor for tensor in (*run.lowering.given.values(), run.labels) if tensor is not None
+        id(tensor.storage): tensor for tensor in (*run.lowering.inputs.values(), run.labels) if tensor is not None
     }
     return list(by_storage.values())
 

@@ -72,9 +72,9 @@ class OptimizerStep:
         """Yields the parameters in order, and sets the path of the current one on the meter."""
         meter = self.t.graph.meter
         for parameter in parameters:
-            meter.whose = parameter.path
+            meter.parameter_path = parameter.path
             yield parameter
-        meter.whose = None
+        meter.parameter_path = None
 
     def counted(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""

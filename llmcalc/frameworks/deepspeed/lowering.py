@@ -64,8 +64,8 @@ class GatheringProfile(Eager):
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         return self.used(super().parameter(key, shape, dtype, trained))
 
-    def _of(self, weight: Weight, name: str, shape: Shape) -> Tensor:
-        return self.used(super()._of(weight, name, shape))
+    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+        return self.used(super()._shared_weight(weight, name, shape))
 
     def used(self, weight: Tensor) -> Tensor:
         """Gathers the module of a parameter, unless that was done. Returns the parameter."""

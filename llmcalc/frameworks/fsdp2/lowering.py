@@ -23,10 +23,10 @@ from .param_groups import Group, Parameter, Traffic
 
 
 class Layer(NamedTuple):
-    """A layer of a stack. path: the path of the stack's layers. turn: the index of the layer."""
+    """A layer of a stack. path: the path of the stack's layers. layer_index: the index of the layer."""
 
     path: str
-    turn: int
+    layer_index: int
 
 
 MODEL = Layer("", -1)
@@ -100,7 +100,7 @@ class FsdpProfile(RingAttention):
             self.graph.meter, key, like, sharding, width, self.has_partial_gradient(key)
         )
         if layer not in self.groups:
-            name = layer.path if layer.turn < 0 else f"{layer.path}.{layer.turn}"
+            name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
         self.groups[layer].parameters.append(parameter)
         return parameter.whole
@@ -138,7 +138,7 @@ class FsdpProfile(RingAttention):
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if self.traffic is not None and key in self.sharded:
             layer = self.parameter_layer(key)
-            if layer.turn >= 0 and layer != self.running:
+            if layer.layer_index >= 0 and layer != self.running:
                 raise self.unsupported(SHARED_LAYERS, self.parameter_name(key))
         return super().parameter(key, shape, dtype, trained)
 
@@ -168,8 +168,8 @@ class FsdpProfile(RingAttention):
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []
-            if frame.turn is not None and ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), frame.turn)
+            if frame.layer_index is not None and ".".join(names) in self.layer_paths:
+                return Layer(".".join(names), frame.layer_index)
         return MODEL
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
@@ -187,10 +187,10 @@ class FsdpProfile(RingAttention):
             return super().run(program)
         group = self.groups.get(MODEL)
         if group is not None:
-            entry = self.given.get(ENTRY) if program.entry is not None else None
+            entry = self.inputs.get(ENTRY) if program.entry is not None else None
             gathered_entry = group.pre_forward(entry)
             if gathered_entry is not None:
-                self.given[ENTRY] = gathered_entry
+                self.inputs[ENTRY] = gathered_entry
             del entry, gathered_entry
         out = super().run(program)
         if group is not None:
@@ -225,14 +225,14 @@ class FsdpProfile(RingAttention):
             group.post_forward([self.get(scope.gives)])
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
-        turn = -1 if frame.turn is None else frame.turn
+        layer_index = -1 if frame.layer_index is None else frame.layer_index
         path = ".".join(filter(None, (self.path, frame.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
             return super().layer(frame, x)
-        group, meter = self.groups.get(Layer(path, turn)), self.graph.meter
+        group, meter = self.groups.get(Layer(path, layer_index)), self.graph.meter
         if group is None:
             raise self.unsupported(SHARED_LAYERS, frame.scope.name)
-        outer_place, meter.place = meter.place, Place(meter.place.phase, turn, path)
+        outer_place, meter.place = meter.place, Place(meter.place.phase, layer_index, path)
         cast_input = group.pre_forward(x)
         assert cast_input is not None
         out = super().layer(frame, cast_input)
@@ -272,8 +272,10 @@ def module_order_key(
         module_positions.setdefault(_module_of(path), len(module_positions))
 
     def key(parameter: Parameter) -> tuple[bool, int, bool]:
-        turn = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
-        is_late = parameter.path[turn + 1 : turn + 2] != () and parameter.path[turn + 1] in layer_norms
+        layer_index = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
+        is_late = (
+            parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
+        )
         return is_late, module_positions[_module_of(parameter.path)], str(parameter.path[-1]).endswith("bias")
 
     return key

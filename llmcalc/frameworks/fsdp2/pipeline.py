@@ -88,9 +88,9 @@ class ShardedChunk(Chunk):
             self.meter.place = Place("forward")
             args = self.lowering.enter(self.program)
             if args is not None:
-                self.lowering.given[ENTRY] = args
+                self.lowering.inputs[ENTRY] = args
             self.run_layers()
-            self.lowering.given.pop(ENTRY, None)
+            self.lowering.inputs.pop(ENTRY, None)
 
     def clear_runtime_states(self) -> None:
         """Frees outputs and gradients of the previous schedule."""
@@ -128,7 +128,7 @@ class ShardedChunk(Chunk):
     def groups(self, phase: str) -> Iterator[Group]:
         """Yields the groups in order, with the meter at the place of each."""
         for layer, group in self.lowering.groups.items():
-            self.meter.place = Place(phase) if layer.turn < 0 else Place(phase, layer.turn, layer.path)
+            self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
             yield group
         self.meter.place = Place(phase)
 

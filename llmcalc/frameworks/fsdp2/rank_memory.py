@@ -167,8 +167,10 @@ def communication(
         run.next_batch()
         run.forward_and_backward()
         for place, collective in run.lowering.messages:
-            path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
-            times = training.microbatches * _represented_layers(Layer(path, place.turn), stacks)
+            path = next(
+                (loop.path for loop in stacks if place.layer_index >= 0 and place.path.startswith(loop.path)), ""
+            )
+            times = training.microbatches * _represented_layers(Layer(path, place.layer_index), stacks)
             earlier = collectives.get((path, *collective[1:6]))
             collectives[path, *collective[1:6]] = (
                 collective._replace(times=times) if earlier is None else _add_times(earlier, collective, times)
@@ -216,7 +218,7 @@ def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
     """Number of layers of the model that a layer of `_run_of_few_layers` represents."""
     for loop in stacks:
-        inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
+        inside = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
         if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:
             return 1 + loop.repeats - RECORDED_REPEATS
     return 1

@@ -42,7 +42,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
     def in_products(self) -> bool:
         """Whether products overlap their collectives: in compiled layers (Inductor's `micro_pipeline_tp_pass`)."""
         overlaps = self.traffic is not None and self.traffic.sharding.overlaps
-        return overlaps and self.choices.compiled and self.graph.meter.place.turn >= 0
+        return overlaps and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
     def whole_shape(self, key: Path, shape: Shape) -> Shape:
         return self.whole_shapes.get(_path_without_indices(key), shape)

@@ -122,7 +122,7 @@ class Chunk(TrainingRun):
         if self.whole is None:
             super()._batch()
             return
-        training, given = self.training, self.lowering.given
+        training, given = self.training, self.lowering.inputs
         given[TOKENS] = Tensor((training.batch, training.seq), INT64, self.whole.storage)
         self.lowering.take_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(given[TOKENS])
@@ -144,7 +144,7 @@ class Chunk(TrainingRun):
         self.next_batch()
         self.meter.place = Place("forward")
         if self.received:
-            self.lowering.given[ENTRY] = self.received[i]
+            self.lowering.inputs[ENTRY] = self.received[i]
         output = self._passed(self.received[i] if self.received else None, self.run_layers)
         self.flights[i] = output
         return output
@@ -284,7 +284,7 @@ class RankRun:
         if self.layout.pp > 1:
             for chunk in self.chunks:
                 chunk.labels = None
-                del chunk.lowering.given[TOKENS]
+                del chunk.lowering.inputs[TOKENS]
 
     def _take_batch(self) -> None:
         """The tokens of a step, and, in the first step, the buffers of its micro-batches."""

@@ -12,7 +12,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
-from ...simulator.lowering import Found
+from ...simulator.lowering import ParameterSet
 from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
 from ...simulator.replay_result import ReplayResult
@@ -38,7 +38,7 @@ class RecordedRank:
 
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
-    parameters: Sequence[Found | None]
+    parameters: Sequence[ParameterSet | None]
     prefix_cache: PrefixCache
 
 
@@ -81,7 +81,7 @@ def replay_rank_on_allocator(
         ]
         passes = PassPlayer(meter, recorded.traces, layer_offsets)
         for chunk, parameters in zip(run.chunks, recorded.parameters, strict=True):
-            chunk.passes, chunk.lowering.found = passes, parameters
+            chunk.passes, chunk.lowering.known_parameters = passes, parameters
         try:
             return replayed_on_allocator(run, meter, recorded.prefix_cache)
         except NotRepeating:
@@ -118,7 +118,7 @@ def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandabl
         chunk.passes = passes
     layers_before = [chunk.lowering.below for chunk in run.chunks]
     run.set_up()
-    parameters, prefix_cache = [chunk.lowering.found for chunk in run.chunks], PrefixCache(expandable)
+    parameters, prefix_cache = [chunk.lowering.known_parameters for chunk in run.chunks], PrefixCache(expandable)
     for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:

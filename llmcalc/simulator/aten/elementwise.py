@@ -31,8 +31,8 @@ class Elementwise(Views):
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
         """a += b, in a's storage."""
-        made = Tensor(a.shape, a.dtype, a.storage, a.strides)
-        return record(self.graph, "add_", (a, b), made, lambda g, _: (g, g))
+        view = Tensor(a.shape, a.dtype, a.storage, a.strides)
+        return record(self.graph, "add_", (a, b), view, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
         """x plus a number."""
@@ -65,8 +65,8 @@ class Elementwise(Views):
     def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """−g · ((a / b) / b)."""
         ratio = self.like(a, b)
-        again, negative = self.like(ratio, b), self.like(g)
-        return self.like(negative, again)
+        second_ratio, negative = self.like(ratio, b), self.like(g)
+        return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
         def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
@@ -121,10 +121,10 @@ class Elementwise(Views):
     def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
         equal, half = self.compare(a, b), self.like(g)
-        made = self.like(equal, half, g, dtype=g.dtype)
+        gradient = self.like(equal, half, g, dtype=g.dtype)
         larger = self.compare(a, b)
         del larger
-        return made
+        return gradient
 
     def exp(self, x: Tensor) -> Tensor:
         out = self.like(x)

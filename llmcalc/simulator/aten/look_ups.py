@@ -72,10 +72,10 @@ class LookUps(Products):
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
-        made = record(
+        recorded_values = record(
             self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices
         )
-        return made, indices
+        return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
         """How often each of the integers 0 … bins − 1 is there, counted in float32."""

@@ -108,9 +108,9 @@ class Products(Elementwise):
             of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
             return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
 
-        made = shapes[0][0], outs
+        row_count = shapes[0][0], outs
         return record(
-            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", made, a.dtype), back, *saves
+            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", row_count, a.dtype), back, *saves
         )
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Products(Elementwise):
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
-        shapes = [each.shape for each in ins]
+        shapes = [tensor.shape for tensor in ins]
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]

@@ -33,10 +33,10 @@ class Views:
     # --- views -------------------------------------------------------------------------------------------------------
 
     def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, back: Backward) -> Tensor:
-        made, graph = x.view(shape, strides), self.graph
+        view, graph = x.view(shape, strides), self.graph
         if graph.enabled and (x.node is not None or x.leaf):
-            made.node = Node(graph, name, (x,), back)
-        return made
+            view.node = Node(graph, name, (x,), back)
+        return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         """A view of another shape; a copy where the strides allow no view."""
@@ -45,9 +45,9 @@ class Views:
         strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
         if strides is not None:
             return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, before),))
-        made = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, before),))
-        made.has_base = False  # `_unsafe_view`
-        return made
+        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, before),))
+        copy.has_base = False  # `_unsafe_view`
+        return copy
 
     def renamed(self, x: Tensor, shape: Shape) -> Tensor:
         """The tensor under another shape, which it has in torch from the beginning: no operation, and no view."""
@@ -55,9 +55,9 @@ class Views:
             return x
         strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
         assert strides is not None, (x.shape, x.strides, shape)
-        made = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, before),))
-        made.has_base = x.has_base
-        return made
+        view = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, before),))
+        view.has_base = x.has_base
+        return view
 
     def flatten(self, x: Tensor, first: int = 0, last: int = -1) -> Tensor:
         """Joins the axes `first` to `last`."""
@@ -96,8 +96,8 @@ class Views:
             return x
         before, extra = x.shape, len(shape) - len(x.shape)
         strides = (0,) * extra + tuple(
-            0 if is_one(own) and not is_one(wide) else stride
-            for own, wide, stride in zip(x.shape, shape[extra:], x.strides, strict=True)
+            0 if is_one(size) and not is_one(wide) else stride
+            for size, wide, stride in zip(x.shape, shape[extra:], x.strides, strict=True)
         )
         return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(before, g),))
 
@@ -166,9 +166,9 @@ class Views:
         """A copy of another type; the tensor itself if it has that type."""
         if x.dtype is dtype:
             return x
-        made = self.graph.new(x.shape, dtype, self._preserved(x))
+        converted = self.graph.new(x.shape, dtype, self._preserved(x))
         before = x.dtype
-        return record(self.graph, "to", (x,), made, lambda g, _: (self.to(g, before),))
+        return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, before),))
 
     def _preserved(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
@@ -184,8 +184,8 @@ class Views:
         for x in xs[1:]:
             dtype = promoted(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        made = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, made, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        joined = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Joins tensors along a new axis; their gradients are views of one."""
@@ -197,8 +197,8 @@ class Views:
         """x with zeros after the end of an axis, up to that size."""
         axis = axis % len(x.shape)
         before = x.shape
-        made = self.graph.new((*before[:axis], size, *before[axis + 1 :]), x.dtype)
-        return record(self.graph, "pad", (x,), made, lambda g, _: (self.graph.new(before, g.dtype),))
+        padded = self.graph.new((*before[:axis], size, *before[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(before, g.dtype),))
 
     def written(self, base: Tensor, x: Tensor) -> Tensor:
         """base after x was written into a part of it; base itself may not be used any more (`CopySlices`)."""
@@ -206,13 +206,13 @@ class Views:
 
         def back(g: Tensor, needs: Needs) -> Sequence[Gradient]:
             whole = self.graph.new(shape, g.dtype, strides)
-            one = self.graph.new(part, g.dtype)
-            rest = self.like(one) if needs[0] else None
+            gradient = self.graph.new(part, g.dtype)
+            rest = self.like(gradient) if needs[0] else None
             del rest
-            return (whole if needs[0] else None, one)
+            return (whole if needs[0] else None, gradient)
 
-        made = Tensor(shape, base.dtype, base.storage, strides)
-        return record(self.graph, "CopySlices", (base, x), made, back)
+        result = Tensor(shape, base.dtype, base.storage, strides)
+        return record(self.graph, "CopySlices", (base, x), result, back)
 
     def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
@@ -224,10 +224,10 @@ class Views:
         """Copies of an axis, one after another."""
         axis, before = axis % len(x.shape), x.shape
         shape = (*before[:axis], times * before[axis], *before[axis + 1 :])
-        made = self.graph.new(shape, x.dtype)
+        repeated = self.graph.new(shape, x.dtype)
         if is_one(times):
-            return record(self.graph, "repeat", (x,), made, lambda g, _: (g,))
-        return record(self.graph, "repeat", (x,), made, lambda g, _: (self.graph.new(before, g.dtype),))
+            return record(self.graph, "repeat", (x,), repeated, lambda g, _: (g,))
+        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(before, g.dtype),))
 
 
 def result_type(*xs: Tensor) -> Dtype:
@@ -235,7 +235,7 @@ def result_type(*xs: Tensor) -> Dtype:
     with_axes = [x for x in xs if x.shape]
     if with_axes and (any(x.dtype.floating for x in with_axes) or not any(x.dtype.floating for x in xs)):
         xs = tuple(with_axes)
-    made = xs[0].dtype
+    dtype = xs[0].dtype
     for x in xs[1:]:
-        made = promoted(made, x.dtype)
-    return made
+        dtype = promoted(dtype, x.dtype)
+    return dtype

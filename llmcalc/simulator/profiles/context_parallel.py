@@ -91,19 +91,19 @@ class RingAttention(Eager):
             return super().flash(q, k, v)
         graph, name = self.graph, "flash_attention"
         kernels = Kernels(graph, self.ring, self.choices.workspace)
-        found: list[Tensor] = []
+        results: list[Tensor] = []
 
         def result(i: int) -> Tensor:
-            if not found:
+            if not results:
                 with graph.no_grad():
-                    found.extend(kernels.forward(q, k, v))
-            return found[i]
+                    results.extend(kernels.forward(q, k, v))
+            return results[i]
 
-        kept = graph.results
-        made = [result(i) if kept is None else kept.made(name, partial(result, i)) for i in range(4)]
-        found.clear()
-        out, *others = made
-        del made
+        selective = graph.results
+        outputs = [result(i) if selective is None else selective.made(name, partial(result, i)) for i in range(4)]
+        results.clear()
+        out, *others = outputs
+        del outputs
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return kernels.backward(g, *saved[:5])
@@ -261,11 +261,11 @@ class Kernels:
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """`_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
-        made = [self.t.like(x) for x in (q, k, v)]
+        gradients = [self.t.like(x) for x in (q, k, v)]
         if self.spare:
             rows, sums = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
             del rows, sums
-        return made
+        return gradients
 
     def _half(self, sums: Tensor) -> Tensor:
         """A copy of the second part of the sums."""

@@ -153,8 +153,8 @@ class Divided(Eager):
     def tell(self, kind: CollectiveKind, size: Number) -> None:
         """Notes what this rank sends. size: bytes of the whole tensor."""
         place = self.graph.meter.place
-        one = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
-        self.messages.append(Message(place, one))
+        collective = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
+        self.messages.append(Message(place, collective))
 
     def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
         """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side.
@@ -190,9 +190,9 @@ class Divided(Eager):
             self.tell("reduce_scatter", x.bytes)
             return self.graph.new((batch, rows // self.tokens, *rest), x.dtype)
 
-        made = make() if results is None else results.made("reduce_scatter", make)
+        part = make() if results is None else results.made("reduce_scatter", make)
         del chunks
-        return made
+        return part
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
@@ -225,14 +225,14 @@ class Divided(Eager):
         axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        new, (*rows, own), whole = self.graph.new, logits.shape, axis.whole
-        each = ceil_div(whole, axis.degree)
-        local_tensor = logits if own == each else new((*rows, each), logits.dtype)
-        gathered = new((rows[0] * axis.degree, *rows[1:], each), logits.dtype)
+        new, (*rows, width), whole = self.graph.new, logits.shape, axis.whole
+        per_rank = ceil_div(whole, axis.degree)
+        local_tensor = logits if width == per_rank else new((*rows, per_rank), logits.dtype)
+        gathered = new((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
         self.tell("all_gather", gathered.bytes)
-        result = new((*rows, each * axis.degree), logits.dtype)
+        result = new((*rows, per_rank * axis.degree), logits.dtype)
         del gathered
-        if each * axis.degree != whole:
+        if per_rank * axis.degree != whole:
             result = new((*rows, whole), logits.dtype)
         del local_tensor
         shape = logits.shape
@@ -264,9 +264,9 @@ class Divided(Eager):
     def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
         """What the products of a module read, as a distributed tensor, of which compiled code knows nothing."""
         self.graph.subclasses = not self.choices.compiled
-        made = record(self.graph, ENTERED, [x], inside, back)
+        recorded = record(self.graph, ENTERED, [x], inside, back)
         self.graph.subclasses = False
-        return made
+        return recorded
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """A norm, of distributed tensors where they are divided by tokens (`SequenceParallel`)."""
@@ -351,10 +351,10 @@ class Divided(Eager):
         def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
             return [self.graph.new(whole, g.dtype)]
 
-        made = record(self.graph, "embedding", [weight], out, back, index)
-        if made.node is not None:
-            made.node.inputs[0] = (whole, weight.dtype)
-        return made
+        rows = record(self.graph, "embedding", [weight], out, back, index)
+        if rows.node is not None:
+            rows.node.inputs[0] = (whole, weight.dtype)
+        return rows
 
     def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """`_MaskPartial._mask_tensor`: which indices are of other ranks, and the indices from this rank's first on."""
@@ -384,15 +384,15 @@ class Divided(Eager):
         return record(self.graph, "nll_loss", [logs], result, back, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
-        new, each = self.graph.new, (*x.shape[:-1], 1)
-        x_max = new(each, x.dtype)
+        new, row_shape = self.graph.new, (*x.shape[:-1], 1)
+        x_max = new(row_shape, x.dtype)
         x_max = self.all_reduce(x_max)
         shifted = new(x.shape, x.dtype)
         exp = new(x.shape, x.dtype)
-        shifted_sumexp = new(each, x.dtype)
+        shifted_sumexp = new(row_shape, x.dtype)
         del exp
         shifted_sumexp = self.all_reduce(shifted_sumexp)
-        _shifted_logsumexp = new(each, x.dtype)
+        _shifted_logsumexp = new(row_shape, x.dtype)
         result = new(x.shape, x.dtype)
         del shifted
         return result

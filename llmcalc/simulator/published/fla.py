@@ -410,6 +410,6 @@ def chunk_kda(
     with graph.no_grad():
         dense = [t.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, beta_open, aqk, akk = _kda_fwd(t, *dense)
-    kept = dense[3], dense[4], beta_open, a_log, dt_bias, aqk, akk
-    saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], *kept
+    saved = dense[3], dense[4], beta_open, a_log, dt_bias, aqk, akk
+    saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], *saved
     return applied(graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)

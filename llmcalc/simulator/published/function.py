@@ -42,13 +42,13 @@ def applied(
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
-    given = [i for i, x in enumerate(ins) if x is not None]
-    kept = [x is not None for x in saves]
+    tensor_indices = [i for i, x in enumerate(ins) if x is not None]
+    has_saved = [x is not None for x in saves]
 
     def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
         left = iter(saved)
-        outs = backward(g, *[next(left) if one else None for one in kept])
-        return [outs[i] for i in given]
+        outs = backward(g, *[next(left) if is_saved else None for is_saved in has_saved])
+        return [outs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
     return record(graph, name, inputs, out, back, *[x for x in saves if x is not None])

@@ -159,8 +159,8 @@ def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
 
 def _dense(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
     """`rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
-    one = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
-    return t.contiguous(t.transpose(t.unsqueeze(one, 1), 2, 3))
+    dense = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
+    return t.contiguous(t.transpose(t.unsqueeze(dense, 1), 2, 3))
 
 
 def mamba_inner_fn(
@@ -291,9 +291,9 @@ def _chunk_state_fwd(t: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
 
 def _state_passing_fwd(t: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
     """ssd_state_passing.py:196: the state before each chunk, and the last one."""
-    batch, _, heads, *one = states.shape
+    batch, _, heads, *state_shape = states.shape
     out = t.new(states.shape, states.dtype if dtype is None else dtype)
-    return out, t.new((batch, heads, *one), FLOAT32)
+    return out, t.new((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
@@ -466,9 +466,9 @@ def mamba_chunk_scan_with_state(
 
     with graph.no_grad():
         out, out_x, _dt, da_cumsum, _states, final = _combined_fwd(t, x, dt, b, c, chunk, z)
-    kept = out if out_x is None else out_x
+    saved_out = out if out_x is None else out_x
     ins = x, dt, a, b, c, d, z, dt_bias
-    saves = kept, x, dt, da_cumsum, a, b, c, d, z, dt_bias
+    saves = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
     return applied(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
@@ -551,8 +551,8 @@ def mamba_split_conv1d_scan_combined(
         dx, db, dc = t.split(dxbc, mixed)
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
-        again = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
-        dout = by_size(t, dim, _projected(t, dout, again, None))
+        outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
+        dout = by_size(t, dim, _projected(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _again: Optional = out_recompute
         if rmsnorm_weight is None:

@@ -66,18 +66,18 @@ def mlstm_with_states(
     states: the memory, its normalizer and the largest exponent before these tokens, zeros by default. Returns the
     output and the states after them.
     """
-    left, made = q.shape[2], []
+    left, outputs = q.shape[2], []
     states = _state(t, k, v) if states is None else states
     while chunk >= LEAST:
         rows = left // chunk * chunk
         if rows:
             h, states = _chunkwise(t, _dense(t, rows, q, k, v, i, f), chunk, with_last=True)
-            made.append(h)
+            outputs.append(h)
         left, chunk = left - rows, chunk // 2
     if left:
         h, states = _sequence(t, _dense(t, left, q, k, v, i, f))
-        made.append(h)
-    return t.cat(made, 2), states
+        outputs.append(h)
+    return t.cat(outputs, 2), states
 
 
 def _dense(t: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:

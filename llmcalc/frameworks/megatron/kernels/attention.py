@@ -81,7 +81,7 @@ class AttentionKernels(LinearKernels):
     # --- rotation ----------------------------------------------------------------------------------------------------
 
     def do_rope(self, step: Step) -> None:
-        x = self.taken(step, step.ins[0])
+        x = self.take(step, step.ins[0])
         self.bind(step.outs[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class AttentionKernels(LinearKernels):
         refused = [name for name in ("sinks", "selected", "window", "chunk", "cap") if options.get(name)]
         if refused or options.get("biased") or options.get("narrowed"):
             raise self.unsupported(f"no kernels for attention with {', '.join(refused) or 'a bias'}", step.name)
-        q, k, v = (self.taken(step, value) for value in step.ins[:3])
+        q, k, v = (self.take(step, value) for value in step.ins[:3])
         heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
         crossing = step.ins[1].rows != step.ins[0].rows

@@ -35,7 +35,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, step: Step) -> None:
-        x = self.taken(step, step.ins[0])
+        x = self.take(step, step.ins[0])
         if self._is_gate(step.outs[0]):
             self.bind(step.outs[0], x)
             return
@@ -70,7 +70,7 @@ class ElementwiseKernels(AttentionKernels):
     def do_mul(self, step: Step) -> None:
         """Computes act(gate) · up, where one product has both."""
         if step.outs[0].axes[0].name == "heads":
-            self.bind(step.outs[0], self.times_gate(*(self.taken(step, value) for value in step.ins)))
+            self.bind(step.outs[0], self.times_gate(*(self.take(step, value) for value in step.ins)))
             return
         gate = self.gate_and_up(step)
         bias, self.activation_bias = self.activation_bias, None
@@ -78,7 +78,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def gate_and_up(self, step: Step) -> Tensor:
         """Returns the product that has both gate and up. Raises `Unsupported` for a step of other values."""
-        gate, up = (self.taken(step, value) for value in step.ins)
+        gate, up = (self.take(step, value) for value in step.ins)
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
         return gate
@@ -125,11 +125,11 @@ class ElementwiseKernels(AttentionKernels):
     def do_add(self, step: Step) -> None:
         dropped = next((value for value in step.ins if id(value) in self.dropout_outputs), None)
         if dropped is None:
-            self.bind(step.outs[0], self.add(*(self.taken(step, value) for value in step.ins)))
+            self.bind(step.outs[0], self.add(*(self.take(step, value) for value in step.ins)))
             return
         residual = next(value for value in step.ins if value is not dropped)
         bias, self.row_bias = self.row_bias, None
-        out = self.bias_dropout_add(self.taken(step, dropped), self.taken(step, residual), bias)
+        out = self.bias_dropout_add(self.take(step, dropped), self.take(step, residual), bias)
         self.bind(step.outs[0], out)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ExpertKernels(HeadKernels):
 
     def do_route(self, step: Step) -> None:
         """topk_routing_with_score_function: probabilities and a mask, of every token and expert."""
-        logits, k, graph = self.taken(step, step.ins[0]), step.options["top_k"], self.graph
+        logits, k, graph = self.take(step, step.ins[0]), step.options["top_k"], self.graph
         rows, experts = logits.shape
         dtype = logits.dtype
         chosen = graph.new((rows, k), INT64)
@@ -126,7 +126,7 @@ class ExpertKernels(HeadKernels):
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, step: Step) -> None:
-        named, x = self.frames[-1].named, self.taken(step, step.ins[0])
+        named, x = self.frames[-1].named, self.take(step, step.ins[0])
         self.top_k, self.all_experts = step.options["top_k"], step.options["experts"].size
         dispatch = {
             "allgather": self._all_gather_tokens,
@@ -138,7 +138,7 @@ class ExpertKernels(HeadKernels):
         self.bind(step.outs[0], sent)
 
     def do_combine(self, step: Step) -> None:
-        named, y = self.frames[-1].named, self.taken(step, step.ins[0])
+        named, y = self.frames[-1].named, self.take(step, step.ins[0])
         expert_outputs = [y]
         del y
         combine = {
@@ -323,7 +323,7 @@ class ExpertKernels(HeadKernels):
 
         self.node("dispatch", (x, probs), [sent, row_probs], back, *handle)
         self.keep_in_dispatcher(named["routing_map"], probs, row_probs)
-        turns = [frame.turn for frame in self.frames]
+        turns = [frame.layer_index for frame in self.frames]
         self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *turns)] = (
             handle  # the graph of its probabilities
         )
@@ -367,7 +367,7 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.grouped:
             group = self.fused_expert_steps(step)
             product = self.grouped_linear(
-                step, self.taken(step, step.ins[0]), sum(reader.outs[0].width for reader in group)
+                step, self.take(step, step.ins[0]), sum(reader.outs[0].width for reader in group)
             )
             for reader in group:
                 if reader is step:
@@ -489,7 +489,7 @@ class ExpertKernels(HeadKernels):
         if not self.is_of_expert_rows(step) or self._is_gate(step.outs[0]):
             super().do_act(step)
             return
-        x = self.taken(step, step.ins[0])
+        x = self.take(step, step.ins[0])
         if self.rank_choices.weighted_activation:
             self.bind(step.outs[0], self.weighted_glu(x, self.row_probs, step.outs[0].width))
             return
@@ -501,7 +501,7 @@ class ExpertKernels(HeadKernels):
 
     def do_mul(self, step: Step) -> None:
         if step.ins[0].width == 1:  # a number for each token
-            logits, y = (self.taken(step, value) for value in step.ins)
+            logits, y = (self.take(step, value) for value in step.ins)
             self.bind(step.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
             return
         if not self.is_of_expert_rows(step):

@@ -91,11 +91,11 @@ class NarrowKernels(DeltaKernels):
         choices = self.rank_choices
         if choices.narrow == "none":
             return False
-        turn = next((frame.turn for frame in self.frames if frame.turn is not None), None)
-        if turn is None or self.in_multi_token_prediction:
+        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), None)
+        if layer_index is None or self.in_multi_token_prediction:
             return True
         first, last = choices.wide_layers
-        return first <= turn < choices.layers - last
+        return first <= layer_index < choices.layers - last
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
         """A tensor in 8 bits, as its products read it."""

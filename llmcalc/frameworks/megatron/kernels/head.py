@@ -99,13 +99,13 @@ class HeadKernels(ElementwiseKernels):
             )
         hidden = self.get(takes)
         self._leave(takes)
-        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.loops))
-        self.loops += 1
+        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.stack_number))
+        self.stack_number += 1
         start = 0
         while start < len(order):
             is_recomputed = method == "uniform" or start < size
             end = min(len(order), start + (size if method == "uniform" else 1))
-            turns = [Frame(order[i], turn=self.below + i, owner=self.below + i) for i in range(start, end)]
+            turns = [Frame(order[i], layer_index=self.below + i, owner=self.below + i) for i in range(start, end)]
             layer_input = hidden
             del hidden
             hidden = (
@@ -123,7 +123,7 @@ class HeadKernels(ElementwiseKernels):
 
     def _layer_group(self, turns: list[Frame]) -> Run:
         """A function that runs these layers, now or in the backward pass."""
-        above = [Frame(outer.scope, turn=outer.turn, owner=outer.owner) for outer in self.frames]
+        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo
@@ -133,7 +133,9 @@ class HeadKernels(ElementwiseKernels):
                 for frame in turns:
                     layer_input = hidden
                     del hidden
-                    hidden = self.layer(Frame(frame.scope, turn=frame.turn, owner=frame.owner), layer_input)
+                    hidden = self.layer(
+                        Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner), layer_input
+                    )
                     del layer_input
                 return hidden
             finally:
@@ -164,7 +166,7 @@ class HeadKernels(ElementwiseKernels):
             and self.frames[-1].scope.about.get("kind") == "mtp"
             and not self.is_output(step)
         ):
-            self.bind(step.outs[0], self._project_embedding_and_hidden(step, self.taken(step, step.ins[0])))
+            self.bind(step.outs[0], self._project_embedding_and_hidden(step, self.take(step, step.ins[0])))
         else:
             super().do_linear(step)
 

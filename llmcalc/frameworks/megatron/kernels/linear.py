@@ -27,9 +27,9 @@ class LinearKernels(RankKernels):
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
             self.waiting_norms[id(out.storage)] = step, self.module_path()
-            self.bind(out, self.taken(step, value))
+            self.bind(out, self.take(step, value))
             return
-        x = self.taken(step, value)
+        x = self.take(step, value)
         count = x.shape[0] * (value.width // self.extent(step.options["over"]))
         self.bind(out, self.norm(x, step, self.module_path(), count))
 
@@ -96,7 +96,7 @@ class LinearKernels(RankKernels):
         if id(step) in self.pending_outputs:
             self.bind(out, self.pending_outputs.pop(id(step)))
             return
-        x = self.taken(step, step.ins[0])
+        x = self.take(step, step.ins[0])
         assert step.weight is not None
         if self.is_output(step):
             logits = self.output(step, x)

@@ -237,7 +237,7 @@ class RankKernels(Lowering):
             self._look_for_readers(program.root, program.root)
         self.has_entry = program.entry is not None
         if entry_tensor is not None:
-            self.given[ENTRY] = entry_tensor
+            self.inputs[ENTRY] = entry_tensor
         del entry_tensor
         return self.run(program)
 
@@ -289,11 +289,11 @@ class RankKernels(Lowering):
         """Runs a module; a network of a layer may run again by itself in the backward pass."""
         scope = frame.scope
         reads, gives = scope.reads, scope.gives
-        is_recomputed = scope.about.get("kind") in self.rank_choices.recompute_kinds and frame.turn is None
+        is_recomputed = scope.about.get("kind") in self.rank_choices.recompute_kinds and frame.layer_index is None
         if not is_recomputed or reads is None or gives is None:
             super().module(frame)
             return
-        above = [Frame(outer.scope, turn=outer.turn, owner=outer.owner) for outer in self.frames]
+        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo

@@ -134,7 +134,7 @@ class DiscardedKernels(SparseKernels):
             super().do_norm(step)
             return
         value, module = step.ins[0], self.module_path()
-        x = self.taken(step, value)
+        x = self.take(step, value)
         count = x.shape[0] * (value.width // self.extent(step.options["over"]))
         outs, discarded = self.run_discardable(
             lambda xs: [self.norm(xs[0], step, module, count)], [x], reads=id(value.storage)
@@ -172,7 +172,7 @@ class DiscardedKernels(SparseKernels):
                 return [self.weighted_glu(x, probs, width)]
             return [self.times_probabilities(self.activation(x, None), probs)]
 
-        self._run_discardable_activation(step, run, self.taken(step, step.ins[0]))
+        self._run_discardable_activation(step, run, self.take(step, step.ins[0]))
 
     def do_mul(self, step: Step) -> None:
         if not self._recomputes_activation(step):
@@ -232,7 +232,7 @@ class DiscardedKernels(SparseKernels):
         early_values.clear()
         values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs
-        above = [Frame(outer.scope, turn=outer.turn, owner=outer.owner) for outer in self.frames]
+        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
         wanted = attention.ins[:3]
 
         def run(xs: Sequence[Tensor]) -> list[Tensor]:

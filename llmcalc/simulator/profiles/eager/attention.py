@@ -49,8 +49,8 @@ class AttentionKernels(Lowering):
         key = ("rope", tokens, dim, theta, like.dtype)
         if key not in self.memo:
             self.memo[key] = self._cos_sin(self.span(tokens), dim, like)
-        found: tuple[Tensor, Tensor] = self.memo[key]
-        return found
+        angles: tuple[Tensor, Tensor] = self.memo[key]
+        return angles
 
     def _cos_sin(self, positions: Tensor, dim: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
@@ -76,7 +76,7 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
-            full: Sequence[Tensor] = self._gathered(self.held(step.name) or ())
+            full: Sequence[Tensor] = self._gathered(self.cached(step.name) or ())
         else:
             full = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
         if self.store is not None:
@@ -87,39 +87,39 @@ class AttentionKernels(Lowering):
 
     def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
         """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
-        held = self.held(name)
+        cached = self.cached(name)
         if self.paged:
-            return self._in_pages(name, new, held, limit)
-        if held is not None and limit is not None:  # the oldest token leaves the window when a new one enters
-            held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
-        full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
+            return self._in_pages(name, new, cached, limit)
+        if cached is not None and limit is not None:  # the oldest token leaves the window when a new one enters
+            cached = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached)
+        full = new if cached is None else [self._appended(h, n) for h, n in zip(cached, new, strict=True)]
         self.keep(name, *(full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]))
         return full
 
     def _in_pages(
-        self, name: str, new: list[Tensor], held: Sequence[Tensor] | None, limit: int | None
+        self, name: str, new: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
         """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
         names them; a first pass reads no others.
         """
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.named)[f"written to {name}"] = new
-        before = 0 if held is None else held[0].shape[1]
+        before = 0 if cached is None else cached[0].shape[1]
         before = before if limit is None else min(before, limit - 1)
         rows = before + new[0].shape[1]
         full = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new]
         self.keep(name, *(full if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in full]))
-        return new if held is None else self._gathered(full)
+        return new if cached is None else self._gathered(full)
 
     def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
         """What attention reads of a paged cache: the pages themselves without scores, else a copy of all rows."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
-    def _appended(self, held: Tensor, new: Tensor) -> Tensor:
+    def _appended(self, cached: Tensor, new: Tensor) -> Tensor:
         """Keys or values are joined heads first."""
         if len(new.shape) < 4:
-            return self.t.cat([held, new], 1)
-        return self.heads_first(self.t.cat([self.heads_first(held), self.heads_first(new)], 2))
+            return self.t.cat([cached, new], 1)
+        return self.heads_first(self.t.cat([self.heads_first(cached), self.heads_first(new)], 2))
 
     @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:
@@ -129,8 +129,8 @@ class AttentionKernels(Lowering):
         x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
         per_head = t.unflatten(self.matrix(step), 0, (heads, exact_div(extent(weight.out), heads)))
         part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
-        made = t.matmul(x, part if of_query else t.transpose(part, -1, -2))
-        self.set(out, self.heads_first(made))
+        product = t.matmul(x, part if of_query else t.transpose(part, -1, -2))
+        self.set(out, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
@@ -159,12 +159,12 @@ class AttentionKernels(Lowering):
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
         cap = step.options["cap"]
-        made = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
-        self.set(step.outs[0], self.t.transpose(made, 1, 2))
+        output = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
+        self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
-    def through(self, core: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+    def through(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """What a core computes from these tensors, by itself again in the backward pass if the run says so."""
-        there = [x for x in given if x is not None]
+        there = [x for x in tensors if x is not None]
         return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:

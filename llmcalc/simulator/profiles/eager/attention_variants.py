@@ -25,19 +25,19 @@ class AttentionVariantKernels(AttentionKernels):
         """[batch, heads, queries, keys]."""
         t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
         if len(step.ins) > 2:
-            made = self._weighted_scores(q, k, self.get(step.ins[2]))
+            scores = self._weighted_scores(q, k, self.get(step.ins[2]))
             del q, k
             self.release(step, step.ins)
-            made = t.to(made, FLOAT32)
+            scores = t.to(scores, FLOAT32)
         elif not keys.rows.batched:
-            made = self.scores_by_row(q, k)
+            scores = self.scores_by_row(q, k)
         elif len(keys.axes) == 1:  # every head has the same keys
-            made = t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2))
+            scores = t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2))
         elif k.shape[2] != q.shape[2]:
             raise self.unsupported("no kernels for scores of fewer key heads", step.name)
         else:
-            made = t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2))
-        self.bind(step.outs[0], made)
+            scores = t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2))
+        self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
         """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
@@ -132,17 +132,20 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        t, how, named = self.t, step.options, self.frames[-1].named
-        parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
+        t, options, named = self.t, step.options, self.frames[-1].named
+        parts, (q, v, *selection) = (
+            step.ins[: options["parts"]],
+            (self.get(value) for value in step.ins[options["parts"] :]),
+        )
         scores = self._joined(parts)
         scores = t.scale(scores)
-        if how["cap"] is not None:
+        if options["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
         seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
-        if how["sinks"]:
+        if options["sinks"]:
             named["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = named["scores"] = t.masked_fill(scores, t.like(seen))
-        if how["sinks"]:
+        if options["sinks"]:
             whole = t.softmax(t.to(t.cat([scores, named["sink"]]), FLOAT32))
             self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
             return
@@ -155,12 +158,12 @@ class AttentionVariantKernels(AttentionKernels):
             self.forget(part.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
-    def _seen_in_all(self, own: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+    def _seen_in_all(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """The mask of all scores: of a sequence's own keys, then of the other keys."""
-        t, others = self.t, scores.shape[-1] - own.shape[-1]
+        t, others = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
-            return t.cat([t.expand(own, (*selection[0].shape[:-1], own.shape[-1])), selection[0]])
-        return own if is_zero(others) else t.cat([own, t.new((own.shape[0], others), BOOL)])
+            return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
+        return mask if is_zero(others) else t.cat([mask, t.new((mask.shape[0], others), BOOL)])
 
     @compared(BY_TORCH)
     def do_weighted(self, step: Step) -> None:

@@ -84,9 +84,9 @@ class BasicKernels(Lowering):
     def _index(self, rows: Rows, by: str) -> Tensor:
         """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
         if by in BY_TOKEN:
-            if rows not in self.given:
+            if rows not in self.inputs:
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
-            ids = self.given[rows]
+            ids = self.inputs[rows]
             return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
         named = self.frames[-1].named
         if by == "positions" or by not in named:

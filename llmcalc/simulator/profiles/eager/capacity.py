@@ -36,10 +36,10 @@ class CapacityKernels(ExpertKernels):
         zeros = t.new((tokens, experts), weights.dtype)
         by_expert = t.scatter(zeros, chosen, weights)
         del zeros, weights, chosen
-        kept, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        sent_weights, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
         del by_expert
-        named["weight"], named["token"] = t.transpose(kept, 0, 1), t.flatten(t.transpose(best, 0, 1))
-        del kept, best
+        named["weight"], named["token"] = t.transpose(sent_weights, 0, 1), t.flatten(t.transpose(best, 0, 1))
+        del sent_weights, best
         rows = t.index_select(t.flatten(self.get(x), 0, -2), named["token"])
         self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
 
@@ -74,7 +74,7 @@ class CapacityKernels(ExpertKernels):
         if self.choices.capacity is None:
             super().do_combine(step)
             return
-        t, weights, kept = self.t, self.get(step.ins[1]), self.sent("weight")
-        y = self._by_expert(self.taken(step, step.ins[0]), *kept.shape)
-        y = t.flatten(t.mul(y, t.unsqueeze(t.to(kept, y.dtype), 2)), 0, 1)
+        t, weights, sent_weights = self.t, self.get(step.ins[1]), self.sent("weight")
+        y = self._by_expert(self.take(step, step.ins[0]), *sent_weights.shape)
+        y = t.flatten(t.mul(y, t.unsqueeze(t.to(sent_weights, y.dtype), 2)), 0, 1)
         self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))

@@ -21,12 +21,12 @@ class ConvolutionKernels(Lowering):
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", step.name)
         x = self.t.transpose(self.flat(step.ins[0]), 1, 2)
-        made = self.convolved(x, step, self.run_config.new(out.rows))
-        self.set(out, self.t.transpose(made, 1, 2))
+        result = self.convolved(x, step, self.run_config.new(out.rows))
+        self.set(out, self.t.transpose(result, 1, 2))
 
     def convolved(self, x: Tensor, step: Step, length: Number) -> Tensor:
         """[batch, channels, rows] → [batch, out, length]."""
-        how, width = step.options, step.outs[0].width
-        weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // how["groups"], how["kernel"]))
-        bias = self.weight(f"{step.name}.bias", (width,)) if how["bias"] else None
+        options, width = step.options, step.outs[0].width
+        weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // options["groups"], options["kernel"]))
+        bias = self.weight(f"{step.name}.bias", (width,)) if options["bias"] else None
         return self.t.convolution(x, weight, bias, length)

@@ -35,9 +35,9 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_with_rest(self, step: Step) -> None:
         rows = [self.get(value) for value in step.ins]
-        held = self.frames[-1].named["held"] = self.held("cache")
-        if held is not None:
-            rows = [self.t.cat([rest, x], 1) for rest, x in zip(held[1:], rows, strict=True)]
+        cached = self.frames[-1].named["held"] = self.cached("cache")
+        if cached is not None:
+            rows = [self.t.cat([rest, x], 1) for rest, x in zip(cached[1:], rows, strict=True)]
         for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
             self.values.pop(id(value))
             self.bind(out, tensor)
@@ -45,11 +45,11 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
         """All entries, and the rows that fill none yet."""
-        t, (value, *rows), held = self.t, step.ins, self.held(step.name)
+        t, (value, *rows), cached = self.t, step.ins, self.cached(step.name)
         assert isinstance(step.op, EntryCache)
         rest, rate = [self.get(row) for row in rows], step.op.rate
         new = None if self.missing(value) else self.get(value)
-        earlier = None if held is None else held[0]
+        earlier = None if cached is None else cached[0]
         if new is None:
             entries = t.new((rest[0].shape[0], 0, value.width), rest[0].dtype) if earlier is None else earlier
         else:
@@ -98,8 +98,8 @@ class EntryKernels(AttentionVariantKernels):
         t, out = self.t, step.outs[0]
         x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
         self.frames[-1].named["out"] = x
-        each = exact_div(x.shape[-1], groups)
-        rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, each)), 0, 1), 0, 1)
-        weight = self.weight(f"{step.name}.weight", (groups, lora, each))
-        made = t.transpose(t.matmul(rows, t.transpose(weight, 1, 2)), 0, 1)
-        self.set(out, t.unflatten(made, 0, x.shape[:2]))
+        group_width = exact_div(x.shape[-1], groups)
+        rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
+        weight = self.weight(f"{step.name}.weight", (groups, lora, group_width))
+        products = t.transpose(t.matmul(rows, t.transpose(weight, 1, 2)), 0, 1)
+        self.set(out, t.unflatten(products, 0, x.shape[:2]))

@@ -33,21 +33,21 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_route(self, step: Step) -> None:
-        t, how = self.t, step.options
-        given = dict(zip(how["beside"], step.ins[1:], strict=True))
-        if how["scoring"] == "softmax of chosen":
-            logits, chosen = t.topk(t.to(self.taken(step, step.ins[0]), FLOAT32), how["top_k"])
+        t, options = self.t, step.options
+        inputs = dict(zip(options["beside"], step.ins[1:], strict=True))
+        if options["scoring"] == "softmax of chosen":
+            logits, chosen = t.topk(t.to(self.take(step, step.ins[0]), FLOAT32), options["top_k"])
             weights = t.softmax(logits)
         else:
-            scores = self.scored(self.taken(step, step.ins[0]), how["scoring"])
-            if "table" in given:
-                chosen = t.new((*scores.shape[:-1], how["top_k"]), INT64)
+            scores = self.scored(self.take(step, step.ins[0]), options["scoring"])
+            if "table" in inputs:
+                chosen = t.new((*scores.shape[:-1], options["top_k"]), INT64)
             else:
-                chosen = self.best(scores, how["top_k"], given.get("correction"))
+                chosen = self.best(scores, options["top_k"], inputs.get("correction"))
             weights = self.weights_of(scores, chosen)
-            if "scale" in given:
-                weights = t.mul(weights, t.index_select(self.get(given["scale"]), chosen))
-            if how["skip"]:
+            if "scale" in inputs:
+                weights = t.mul(weights, t.index_select(self.get(inputs["scale"]), chosen))
+            if options["skip"]:
                 skips = t.compare(chosen)
                 weights, chosen = t.masked_fill(weights, skips), t.like(chosen)
         for value, x in zip(step.outs, (weights, chosen), strict=True):
@@ -73,7 +73,7 @@ class ExpertKernels(Lowering):
     @compared(BY_TORCH)
     def do_product_keys(self, step: Step) -> None:
         t, side = self.t, step.options["side"].size
-        rows, columns = t.split(t.to(self.taken(step, step.ins[0]), FLOAT32), (side, side))
+        rows, columns = t.split(t.to(self.take(step, step.ins[0]), FLOAT32), (side, side))
         best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"])
         self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
         self.set(step.outs[1], chosen)
@@ -85,7 +85,7 @@ class ExpertKernels(Lowering):
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(step.ins) > 1 and any(id(frame.scope) in self.again for frame in self.frames):
+        if len(step.ins) > 1 and any(id(frame.scope) in self.recomputed_modules for frame in self.frames):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
@@ -120,13 +120,13 @@ class ExpertKernels(Lowering):
     @compared(BY_TORCH)
     def do_to_tokens(self, step: Step) -> None:
         value = step.ins[0]
-        x = self.by_row(self.taken(step, value), len(value.axes))
+        x = self.by_row(self.take(step, value), len(value.axes))
         self.set(step.outs[0], self.t.index_add(x.shape[0], x, self.sent("order")))
 
     @compared(BY_TORCH)
     def do_combine(self, step: Step) -> None:
         t, weights = self.t, self.get(step.ins[1])
-        y = self.by_row(self.taken(step, step.ins[0]), len(step.ins[0].axes))
+        y = self.by_row(self.take(step, step.ins[0]), len(step.ins[0].axes))
         y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.sent("order")), 1))
         self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))
 

@@ -76,15 +76,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
         crossing = step.ins[1].rows != step.ins[0].rows
         if self.choices.attention == "flash":
-            made = self.through(self.flash, q, k, v)
+            output = self.through(self.flash, q, k, v)
         else:
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
             if limited or step.options["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             masked = step.options["causal"] and not crossing
-            made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
-        self.set(step.outs[0], self.t.transpose(made, 1, 2))
+            output = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
+        self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            found = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+            outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
             if spare:
                 rows, sums = graph.new(shapes[0][0], FLOAT32), graph.new((batch, heads, queries), FLOAT32)
                 wide = [graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated]
                 del rows, sums, wide
-            return found
+            return outputs
 
         return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
 
@@ -193,10 +193,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             super().do_mul(step)
             return
         gate, up = (self.get(value) for value in step.ins)
-        out, shapes = self.t.like(gate, up), [(one.shape, one.dtype) for one in (gate, up)]
+        out, shapes = self.t.like(gate, up), [(operand.shape, operand.dtype) for operand in (gate, up)]
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+            return [
+                graph.new(*shape_and_dtype) if need else None
+                for shape_and_dtype, need in zip(shapes, needs, strict=True)
+            ]
 
         self.set(step.outs[0], record(graph, "glu", (gate, up), out, back, gate, up))
 
@@ -305,8 +308,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         t, graph = self.t, self.graph
         tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
-        ins = [one for one in (x, weight, bias) if one is not None]
-        gradients = [t.like(one) if one.needs_grad or one is bias else None for one in ins]
+        ins = [tensor for tensor in (x, weight, bias) if tensor is not None]
+        gradients = [t.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in ins]
         losses, counted = t.new((tokens,), FLOAT32), t.compare(labels)
         t.new((), INT64)
         turned: Tensor | None = None
@@ -326,12 +329,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             out = t.new((), FLOAT32)
             del part, logits, gradient
         del losses, counted, turned
-        made = [one for one in gradients if one is not None]
-        wanted = [one is not None for one in gradients]
+        present = [tensor for tensor in gradients if tensor is not None]
+        wanted = [tensor is not None for tensor in gradients]
 
-        def back(g: Tensor, _: Needs, *kept: Tensor) -> Sequence[Gradient]:
-            left = iter(kept)
+        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            left = iter(saved)
             return [next(left) if want else None for want in wanted]
 
         del gradients
-        return record(graph, "linear_cross_entropy", ins, out, back, *made)
+        return record(graph, "linear_cross_entropy", ins, out, back, *present)

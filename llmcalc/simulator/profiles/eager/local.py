@@ -73,11 +73,11 @@ class LocalKernels(PositionKernels):
 
     @compared(BY_TORCH)
     def do_local_mask(self, step: Step) -> None:
-        how, tokens = step.options, self.run_config.new(step.options["of"])
-        key = ("blocks", tokens, how["radius"], how["block_sums"])
+        options, tokens = step.options, self.run_config.new(step.options["of"])
+        key = ("blocks", tokens, options["radius"], options["block_sums"])
         if key not in self.memo:
             tables = [self.get(table) for table in step.ins]
-            self.memo[key] = self._local_mask(tokens, how["radius"], how["block_sums"], tables)
+            self.memo[key] = self._local_mask(tokens, options["radius"], options["block_sums"], tables)
 
     def _local_mask(self, tokens: Any, radius: Any, every: Any, tables: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """LocalReference._seen."""
@@ -112,9 +112,9 @@ class LocalKernels(PositionKernels):
         assert isinstance(step.op, LocalCore)
         tokens, op = self.run_config.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
-        made = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
-        made = self.t.flatten(self.t.transpose(made, -2, -3), 1, 2)
-        self.set(step.outs[0], self._first(made, tokens))
+        output = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
+        output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
+        self.set(step.outs[0], self._first(output, tokens))
 
     def _local_core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         t = self.t

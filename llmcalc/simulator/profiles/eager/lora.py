@@ -47,20 +47,20 @@ class LoraKernels(BasicKernels):
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
         super().do_table(step)
-        how, by_token = self.adapters, step.options["by"] in ("ids", "known ids")
-        if how is not None and how.library == "peft" and self.recompute.layers and by_token:
-            made = self.get(step.outs[0])
-            made.leaf = self.graph.enabled and made.node is None
+        adapters, by_token = self.adapters, step.options["by"] in ("ids", "known ids")
+        if adapters is not None and adapters.library == "peft" and self.recompute.layers and by_token:
+            rows = self.get(step.outs[0])
+            rows.leaf = self.graph.enabled and rows.node is None
 
     def _narrow(self, step: Step) -> bool:
         """Whether a weight is stored in 4 bits: those of layers are, and that of an output head if it is asked for."""
-        how = self.adapters
-        if how is None or how.base == "none":
+        adapters = self.adapters
+        if adapters is None or adapters.base == "none":
             return False
-        if any(frame.turn is not None for frame in self.frames):
+        if any(frame.layer_index is not None for frame in self.frames):
             return True
         tied = ("", id(step.weight)) in self.weights
-        return how.quantized_head and step.outs[0] is self.result and not tied
+        return adapters.quantized_head and step.outs[0] is self.result and not tied
 
     def _in_4_bits(self, name: str, weights: Number) -> Tensor:
         assert self.adapters is not None
@@ -84,11 +84,16 @@ class LoraKernels(BasicKernels):
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
         """PEFT finds layers by their names, and so those that never run."""
-        how, made = self.adapters, super().never_read(name, use)
-        if how is None or how.library != "peft" or not isinstance(use.op, Linear) or name not in how.targets:
-            return made
-        shapes = (how.rank, use.op.n_in), (use.op.n_out, how.rank)
-        return [*made, *(empty(self.graph.meter, shape, how.dtype, leaf=self.trained) for shape in shapes)]
+        adapters, tensors = self.adapters, super().never_read(name, use)
+        if (
+            adapters is None
+            or adapters.library != "peft"
+            or not isinstance(use.op, Linear)
+            or name not in adapters.targets
+        ):
+            return tensors
+        shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
+        return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
         """A trained matrix of an adapter of a module, by default the one that runs."""
@@ -111,7 +116,7 @@ class LoraKernels(BasicKernels):
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
             return []
-        found = [
+        groups = [
             item
             for item in self.frames[-1].scope.items
             if isinstance(item, Step)
@@ -119,7 +124,7 @@ class LoraKernels(BasicKernels):
             and item.name in PROJECTIONS
             and item.ins[0] is step.ins[0]
         ]
-        return found if len(found) > 1 and found[0].name == PROJECTIONS[0] else []
+        return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
 
     def _as_one_product(self, steps: list[Step]) -> None:
         x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
@@ -132,31 +137,31 @@ class LoraKernels(BasicKernels):
             weight = self._in_4_bits(TOGETHER, total * x.shape[-1])
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
-        made = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
-        for step, part in zip(steps, self.t.split(made, widths), strict=True):
+        product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
+        for step, part in zip(steps, self.t.split(product, widths), strict=True):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
             self.set(step.outs[0], part)
 
-    def _with_adapters(self, steps: list[Step], x: Tensor, made: Tensor, weight: Tensor) -> Tensor:
-        how = self.adapters
-        adapted = [] if how is None else [step for step in steps if step.name in how.targets]
-        if how is None or not adapted:
-            return made
-        if how.library == "litgpt":
-            return self._grouped(x, made, [step.outs[0].width for step in adapted])
+    def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
+        adapters = self.adapters
+        adapted = [] if adapters is None else [step for step in steps if step.name in adapters.targets]
+        if adapters is None or not adapted:
+            return product
+        if adapters.library == "litgpt":
+            return self._grouped(x, product, [step.outs[0].width for step in adapted])
         if len(adapted) < len(steps):
             names = ", ".join(step.name for step in steps)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
-        return self._adapted(TOGETHER, x, made, weight)
+        return self._adapted(TOGETHER, x, product, weight)
 
     def _grouped(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
         """One adapter for some of the projections (lit_gpt/lora.py, `LoRAQKVLinear.forward` and `zero_pad`)."""
-        t, how = self.t, self.adapters
-        assert how is not None
+        t, adapters = self.t, self.adapters
+        assert adapters is not None
         total = sum(widths)
-        down = self.adapter(f"{TOGETHER}.lora_A", (how.rank * len(widths), x.shape[-1]))
-        up = self.adapter(f"{TOGETHER}.lora_B", (total, how.rank))
-        after_a = t.linear(t.dropout(x) if how.dropout else x, down)
+        down = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
+        up = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
+        after_a = t.linear(t.dropout(x) if adapters.dropout else x, down)
         after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(up, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
         width = pretrained.shape[-1]
@@ -191,34 +196,36 @@ class LoraKernels(BasicKernels):
         return self._adapted(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
 
     def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        how = self.adapters
-        if how is not None and how.library == "litgpt" and name in how.targets:
+        adapters = self.adapters
+        if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
-        if how is None or name not in how.targets:
+        if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
         return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
         """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
-        t, how = self.t, self.adapters
-        assert how is not None
-        down = self.adapter(f"{name}.lora_A.weight", (how.rank, x.shape[-1]), module)
-        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], how.rank), module)
-        if how.library != "peft":  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
-            lora_out = t.linear(t.dropout(x) if how.dropout else x, down)
+        t, adapters = self.t, self.adapters
+        assert adapters is not None
+        down = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
+        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
+        if (
+            adapters.library != "peft"
+        ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
+            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, down)
             lora_out = t.scale(t.linear(lora_out, up))
             return t.add(result, lora_out)
         dtype = result.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear4bit.forward`
             result = t.copy(result)
-            read = x if self.graph.autocast is not None else t.to(x, how.dtype)
-            output = t.scale(t.linear(t.linear(t.dropout(read) if how.dropout else read, down), up))
+            read = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
+            output = t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up))
             if self.graph.autocast is None:
                 output = t.to(output, dtype)
             return t.add(result, output)
-        read = t.to(x, how.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = t.add(result, t.scale(t.linear(t.linear(t.dropout(read) if how.dropout else read, down), up)))
+        read = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
+        result = t.add(result, t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up)))
         return t.to(result, dtype)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
@@ -238,19 +245,19 @@ class LoraKernels(BasicKernels):
         decoded = self._decoded(shape, dtype)
         out = graph.new((*before[:-1], width), dtype)
         del decoded
-        made = record(graph, "matmul_4bit", (x,), out, back, weight)
-        if self.adapters.keeps_inputs and made.node is not None:
-            made.node.attributes.append(x.detached())
-        return made
+        product = record(graph, "matmul_4bit", (x,), out, back, weight)
+        if self.adapters.keeps_inputs and product.node is not None:
+            product.node.attributes.append(x.detached())
+        return product
 
     def _decoded(self, shape: Shape, dtype: Dtype) -> Tensor:
         """A weight in 4 bits as numbers of that type (bitsandbytes/functional.py, `dequantize_4bit`)."""
-        how, graph = self.adapters, self.graph
-        assert how is not None
+        adapters, graph = self.adapters, self.graph
+        assert adapters is not None
 
         def dequantized() -> Tensor:
-            scales = graph.new((ceil_div(shape[0] * shape[1], BLOCK),), FLOAT32) if how.base == "nf4-dq" else None
-            out = graph.new(shape, FLOAT16 if how.decodes_to_half else dtype)
+            scales = graph.new((ceil_div(shape[0] * shape[1], BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
+            out = graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
             del scales
             return out
 

@@ -100,15 +100,15 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_distances(self, step: Step) -> None:
-        t, how, (queries, keys) = self.t, step.options, self._lengths(step)
-        key = ("distance", queries, keys, how["binned"])
+        t, options, (queries, keys) = self.t, step.options, self._lengths(step)
+        key = ("distance", queries, keys, options["binned"])
         if key in self.memo:
             index = self.memo[key]
         else:
-            index = self._binned(queries, keys) if how["binned"] else self._away(queries, keys)
-        if how["kept"]:
+            index = self._binned(queries, keys) if options["binned"] else self._away(queries, keys)
+        if options["kept"]:
             self.memo[key] = index
-        for changes in (how["shifted"], how["clamped"]):
+        for changes in (options["shifted"], options["clamped"]):
             index = t.like(index) if changes else index
         self.bind(step.outs[0], index)
 

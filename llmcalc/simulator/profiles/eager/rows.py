@@ -16,25 +16,25 @@ class RowKernels(Lowering):
         """torch stores channels before rows. What the next pass needs is kept."""
         t, out, more, state = self.t, step.outs[0], step.options["more"], step.options["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
-        held = self.frames[-1].named["held"] = self.held(state)
-        seen = t.pad(x, x.shape[2] + more) if held is None else t.cat([held[0], x])
+        cached = self.frames[-1].named["held"] = self.cached(state)
+        seen = t.pad(x, x.shape[2] + more) if cached is None else t.cat([cached[0], x])
         self.keep(state, t.slice(seen, more))
         self.set(out, t.transpose(seen, 1, 2))
 
     @compared(BY_TORCH)
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        held = self.frames[-1].named["held"] = self.held(step.options["state"])
-        if held is not None:
+        cached = self.frames[-1].named["held"] = self.cached(step.options["state"])
+        if cached is not None:
             self.absent.add(id(out))
         else:
             self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
 
     @compared(BY_TORCH)
     def do_resumed(self, step: Step) -> None:
-        held, out = self.held(step.options["state"]), step.outs[0]
-        if held is not None:
-            self.bind(out, self.t.unsqueeze(held[step.options["index"]], 1))
+        cached, out = self.cached(step.options["state"]), step.outs[0]
+        if cached is not None:
+            self.bind(out, self.t.unsqueeze(cached[step.options["index"]], 1))
         elif self.missing(step.ins[0]):
             self.absent.add(id(out))
         else:

@@ -26,9 +26,9 @@ class StepKernels(ScanKernels):
 
     def state_before(self, name: str) -> Tensor:
         """The one tensor of a state."""
-        held = self.held(name)
-        assert held is not None
-        return held[0]
+        cached = self.cached(name)
+        assert cached is not None
+        return cached[0]
 
     def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
         """The norm of a module's output, by groups where it has some."""
@@ -57,7 +57,7 @@ class StepKernels(ScanKernels):
             step, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
         step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
-        _held = self.held("ssm_state")
+        _held = self.cached("ssm_state")
         y, last = self._one_scan(inner, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape)
         self.keep("ssm_state", last)
         return self.projected(steps["out_proj"], t.mul(y, self.activated(gate, kind)))
@@ -104,7 +104,7 @@ class StepKernels(ScanKernels):
         mixed = t.transpose(self.activated(mixed, kind), 1, 2)
         x, b, c = t.split(mixed, [inner, shared, shared])
         b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
-        _held = self.held("ssm_state")
+        _held = self.cached("ssm_state")
         y, last = self._one_of_heads(self.by_head(x, op.head_dim), step, b, c)
         self.keep("ssm_state", last)
         return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner))
@@ -122,9 +122,9 @@ class StepKernels(ScanKernels):
     def _updated(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """ChunkedScan._one."""
         t, before = self.t, self.state_before("ssm_state")
-        kept = t.mul(before, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
-        state = t.add(kept, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
-        del kept
+        decayed = t.mul(before, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
+        state = t.add(decayed, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
+        del decayed
         return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
 
     def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner: Any) -> Tensor:
@@ -241,15 +241,15 @@ class StepKernels(ScanKernels):
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
-        held = self.held("recurrent_state")
-        assert held is not None
+        cached = self.cached("recurrent_state")
+        assert cached is not None
         h, state = self._token(
             q,
             k,
             v,
             self._gate_of(steps["igate"], x, op.heads),
             self._gate_of(steps["fgate"], x, op.heads),
-            [t.to(y, FLOAT32) for y in held],
+            [t.to(y, FLOAT32) for y in cached],
         )
         low = [t.to(y, x.dtype) for y in state]
         self.keep("recurrent_state", *low)
@@ -293,12 +293,12 @@ class StepKernels(ScanKernels):
         t = self.t
         memory, norm, largest = states
         new = t.like(t.add(log_f, largest), i)
-        kept = t.exp(t.sub(t.add(log_f, largest), new))
+        decay = t.exp(t.sub(t.add(log_f, largest), new))
         write = t.exp(t.sub(i, new))
-        faded = t.mul(t.unsqueeze(kept, -1), memory)
+        faded = t.mul(t.unsqueeze(decay, -1), memory)
         memory = t.add(faded, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
         del faded
-        faded = t.mul(kept, norm)
+        faded = t.mul(decay, norm)
         norm = t.add(faded, t.mul(write, t.select(k, 2)))
         del faded
         bottom = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
@@ -316,9 +316,9 @@ class StepKernels(ScanKernels):
         t, dtype = self.t, key.dtype
         key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
         first, decay = t.to(first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
-        held = self.held("recurrent_state")
-        assert held is not None
-        _zero, (top, bottom, largest) = t.like(t.select(key, 1)), held
+        cached = self.cached("recurrent_state")
+        assert cached is not None
+        _zero, (top, bottom, largest) = t.like(t.select(key, 1)), cached
         k, v = t.select(key, 1), t.select(value, 1)
         peak = t.like(largest, t.add(k, first))
         past = t.exp(t.sub(largest, peak))
@@ -333,9 +333,9 @@ class StepKernels(ScanKernels):
         bottom = t.add(t.mul(past, bottom), now)
         largest = peak
         self.keep("recurrent_state", top, bottom, largest)
-        made = t.stack(out, 1)
-        del out, past, now, top, bottom, largest, peak, first, decay, k, v, key, value, _zero, held
-        return t.to(made, dtype)
+        average = t.stack(out, 1)
+        del out, past, now, top, bottom, largest, peak, first, decay, k, v, key, value, _zero, cached
+        return t.to(average, dtype)
 
     def _mixed(self, past: Tensor, top: Tensor, now: Tensor, value: Tensor) -> Tensor:
         """past · top + now · value."""
@@ -356,11 +356,11 @@ class StepKernels(ScanKernels):
         log_a = t.mul(speed, t.function("softplus", t.to(param, FLOAT32)))
         del speed
         _first = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
-        one = t.like(log_a)
-        kept = t.like(_first, one, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
-        del one
-        entering = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), kept)
-        _held = self.held("recurrent_state")
+        decay = t.like(log_a)
+        saved = t.like(_first, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
+        del decay
+        entering = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), saved)
+        _held = self.cached("recurrent_state")
         states = self._scanned(t.exp(log_a), entering, self.state_before("recurrent_state"))
         self.keep("recurrent_state", t.select(states, 1))
         return self.projected(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))

@@ -28,9 +28,9 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_stack(self, step: Step) -> None:
-        first, one = step.ins
-        made = self.stacks.pop(id(one))
-        self.set(step.outs[0], self.t.stack([self.get(first), *made], 2))
+        first, stacked = step.ins
+        outputs = self.stacks.pop(id(stacked))
+        self.set(step.outs[0], self.t.stack([self.get(first), *outputs], 2))
 
     @compared(BY_TORCH)
     def core_Product(self, step: Step) -> None:
@@ -61,7 +61,7 @@ class StreamKernels(Lowering):
     @compared(BY_TORCH)
     def do_sinkhorn(self, step: Step) -> None:
         """HyperLayer's Connection.forward: each division makes a new matrix."""
-        matrix = self.taken(step, step.ins[0])
+        matrix = self.take(step, step.ins[0])
         matrix = self._divided(matrix, -2)
         for _ in range(step.options["steps"] - 1):
             matrix = self._divided(matrix, -1)

@@ -24,9 +24,9 @@ class DecayKernels(ScanModules):
         assert isinstance(op, LightningCore)
         if self.continues:
             return self.by_token(steps, x)
-        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
-        del made
+        projections = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in projections)
+        del projections
         out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
             self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
@@ -40,10 +40,10 @@ class DecayKernels(ScanModules):
         """LightningReference.forward: one token after the other, from a state."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, DecayScan)
-        _held = self.held("recurrent_state")
-        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
-        del made
+        _held = self.cached("recurrent_state")
+        projections = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in projections)
+        del projections
         out, state = self._tokens(q, k, v)
         self.keep("recurrent_state", state)
         normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
@@ -55,9 +55,9 @@ class DecayKernels(ScanModules):
         """Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
         t, (batch, heads, tokens, size) = self.t, q.shape
         slope = self._slopes(heads)
-        held = self.held("recurrent_state")
-        assert held is not None
-        state, out = held[0], []
+        cached = self.cached("recurrent_state")
+        assert cached is not None
+        state, out = cached[0], []
         q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
             out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
@@ -78,9 +78,9 @@ class DecayKernels(ScanModules):
         assert isinstance(op, MatrixMemory)
         rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(rows, op.chunk):
-            found, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
+            lengths, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
             raise self.unsupported(
-                f"mlstm_kernels has no kernel for {found}; expected powers of two from {least}", "core"
+                f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {least}", "core"
             )
         q, k, v = (self.projected(steps[name], x) for name in "qkv")
         opened = self.projected(steps["ogate"], x)
@@ -107,8 +107,8 @@ class DecayKernels(ScanModules):
 
     def _memory(self, state: Step) -> list[Tensor] | None:
         """The states in float32; None at the first token."""
-        held = self.held(state.name)
-        return None if held is None else [self.t.to(x, FLOAT32) for x in held]
+        cached = self.cached(state.name)
+        return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 
     def _capped(self, x: Tensor) -> Tensor:
         """cap · tanh(x / cap)."""
@@ -119,5 +119,5 @@ class DecayKernels(ScanModules):
         key, value, first, decay = map(self.get, step.ins)
         state, size = self.own("recurrent_state"), key.shape[-1:]
         self.states(state, size, size, size)
-        kept = self.store is not None
-        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value, kept))
+        has_cache = self.store is not None
+        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value, has_cache))

@@ -73,7 +73,7 @@ class DeltaRuleKernels(ScanModules):
         q, k, v = (self._convolved(name, steps, x) for name in "qkv")
         g = self._gate("f", steps, x)
         beta = self.projected(steps["b_proj"], x)
-        q, k, v, g = (self.by_head(each, op.key_dim) for each in (q, k, v, g))
+        q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         few = self.store is not None and x.shape[1] <= fla.FEW

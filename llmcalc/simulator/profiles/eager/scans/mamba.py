@@ -110,12 +110,12 @@ class MambaKernels(ScanModules):
         if self.store is None:
             return self.causal_conv(steps["conv1d"], x, kind)
         assert isinstance(state.op, State)
-        kept, held = exact_div(state.op.size, x.shape[1]), self.held(state.name)
-        (own,) = self.states(state, (x.shape[1], kept))
-        if held is not None:
-            x = t.cat([own, x])
-        elif tokens < kept:
-            x = t.new((*x.shape[:2], kept), x.dtype)
+        cached_tokens, cached = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
+        (state_tensor,) = self.states(state, (x.shape[1], cached_tokens))
+        if cached is not None:
+            x = t.cat([state_tensor, x])
+        elif tokens < cached_tokens:
+            x = t.new((*x.shape[:2], cached_tokens), x.dtype)
         return t.slice(self.causal_conv(steps["conv1d"], x, kind), tokens)
 
     def mamba_of_heads(self, steps: Steps, x: Tensor) -> Tensor:

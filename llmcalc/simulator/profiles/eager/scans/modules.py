@@ -29,8 +29,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     accelerator: Accelerator = H100
 
-    def __init__(self, *run: Any, **how: Any) -> None:
-        super().__init__(*run, **how)
+    def __init__(self, *run: Any, **options: Any) -> None:
+        super().__init__(*run, **options)
         self.left: dict[Any, Tensor] = {}
 
     def whole(self, scope: Scope) -> Callable[[], None] | None:
@@ -56,7 +56,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         steps = Steps(scope)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
         for step in steps.all:
-            if step.verb == "state" and self.store is not None and self.held(step.name) is None:
+            if step.verb == "state" and self.store is not None and self.cached(step.name) is None:
                 raise self.unsupported("no kernels that keep this state", step.name)
         for step in every_step(scope.items):
             for value in step.ins:
@@ -126,19 +126,19 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             y = self.causal_conv(step, x)
         self.set(step.outs[0], self.t.transpose(y, 1, 2))
 
-    def conv_with_state(self, step: Step, x: Tensor, state: str, kept: Any = None) -> Tensor:
+    def conv_with_state(self, step: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
         """CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
-        t, kernel, held = self.t, step.options["kernel"], self.held(state)
-        kept = kernel if kept is None else kept
+        t, kernel, cached = self.t, step.options["kernel"], self.cached(state)
+        cached_inputs = kernel if cached_inputs is None else cached_inputs
         width, tokens = step.outs[0].width, x.shape[2]
         weight = self.conv_weight(step, (width, 1, kernel))
-        if held is None:
+        if cached is None:
             out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
-            seen = t.pad(x, tokens + kept)
+            seen = t.pad(x, tokens + cached_inputs)
         else:
-            seen = t.cat([held[0], x])
+            seen = t.cat([cached[0], x])
             out = t.convolution(t.slice(seen, tokens + kernel - 1), weight, self.bias(step), tokens)
-        self.keep(state, t.slice(seen, kept))
+        self.keep(state, t.slice(seen, cached_inputs))
         return out
 
     def conv_weight(self, step: Step, shape: Any) -> Tensor:
@@ -152,17 +152,17 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """conv_state.copy_(F.pad(x, (kernel - tokens, 0))): the last inputs of a convolution, [batch, channels, ·]."""
         if self.store is not None:
             assert isinstance(state.op, State)
-            kept = exact_div(state.op.size, x.shape[1])
-            self.states(state, (x.shape[1], kept))
-            _padded = self.t.new((*x.shape[:2], kept), x.dtype)
+            cached_tokens = exact_div(state.op.size, x.shape[1])
+            self.states(state, (x.shape[1], cached_tokens))
+            _padded = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
         """The tensor that a kernel writes the last state into: that of the cache, or one that is copied there."""
-        first = self.held(state.name) is None
-        made = self.states(state, shape)
-        if not made or first:
-            return made[0] if made else None
-        return self.graph.new((self.run_config.batch, *shape), made[0].dtype)
+        first = self.cached(state.name) is None
+        states = self.states(state, shape)
+        if not states or first:
+            return states[0] if states else None
+        return self.graph.new((self.run_config.batch, *shape), states[0].dtype)
 
     def channels(self, step: Step) -> Tensor:
         """The input of a convolution, [batch, channels, tokens]."""
@@ -187,8 +187,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.options["state"]
-        held = self.held(state)
-        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if held is None else held[0]
+        cached = self.cached(state)
+        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
         self.keep(state, t.slice(x, 1, 1))
         self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
 

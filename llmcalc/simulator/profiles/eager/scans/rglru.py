@@ -103,8 +103,8 @@ class RgLruKernels(ScanModules):
             return [graph.new(whole, dtype)]
 
         whole, dtype = x.shape, x.dtype
-        made = Tensor(states.shape, states.dtype, states.storage, states.strides)
+        view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(graph, (x,)):
-            kept = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
-            record(graph, "tokens", (x,), made, back, state, *kept)
-        return made, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), back)
+            saved = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
+            record(graph, "tokens", (x,), view, back, state, *saved)
+        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), back)
