@@ -761,7 +761,7 @@ class Lowering:
             self.store[(*self.cache_path, name)] = copies
 
     def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
-        """The tensors of a recurrent state, allocated in the first pass and then written in place; none without a store.
+        """The tensors of a recurrent state, allocated in the first pass and written in place; none without a store.
 
         shapes: shapes for one sequence.
         """

@@ -79,7 +79,7 @@ def without_values(
     )
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
-    run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
+    run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (batch, seq), INT64)
     run.take_frames(program)
     meter.kind = "temporary"
 

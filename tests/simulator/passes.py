@@ -75,16 +75,16 @@ def without_values(
     run.prepare(program)
     meter.kind, run.store = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
-    run.given[SOURCE] = given[SEQ]
+    run.inputs[SOURCE] = given[SEQ]
     run.take_frames(program)
     meter.kind, meter.base, meter.log = "temporary", meter.now, lines
     for tokens in passes:
         phase: Phase = "forward" if spec.kind == "encoder" else "decode" if past and tokens == 1 else "prefill"
         work = Workload(BATCH, tokens, context=past, source=SEQ, phase=phase)
         run.run_config = RunConfig(work, execution=execution)
-        run.given[TOKENS] = given[tokens]
+        run.inputs[TOKENS] = given[tokens]
         if spec.kind == "encoder":
-            run.given[SOURCE] = given[tokens]
+            run.inputs[SOURCE] = given[tokens]
         before = len(lines)
         out = run.run(program)
         del out
