@@ -1,4 +1,4 @@
-"""What a run takes on a GPU beside its own tensors: workspaces inside torch's allocator, and the context outside it."""
+"""Memory on a GPU that is not tensors of the model: workspaces inside torch's allocator, and the context outside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of torch's own operations uses, with the witness of each: parts, kernels, the optimizer."""
+"""The evidence for a run with torch's operations: its parts, kernels and optimizer, each with its witness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def evidence_of_optimizer(name: str) -> Evidence:
 def evidence_of_run(
     spec: ModelSpec, choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
 ) -> list[Evidence]:
-    """What a run of torch's own operations uses.
+    """The evidence for a run with torch's operations.
 
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """

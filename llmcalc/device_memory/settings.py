@@ -125,7 +125,7 @@ def _schemes() -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model runs on one device. None means the default. A setting of another phase is an error."""
+    """The settings of a run on one device. None means the default. A setting of another phase is an error."""
 
     phase: Annotated[
         MemoryPhase,
@@ -534,11 +534,11 @@ class Settings:
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:
-        """What runs again in the backward pass."""
+        """The modules that are recomputed in the backward pass."""
         return recompute_of(self.recompute or "none")
 
     def cached(self, seq: int) -> int:
-        """Tokens of each sequence that the cache holds after the last pass."""
+        """Cached tokens per sequence after the last pass."""
         return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
@@ -586,7 +586,7 @@ SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHE
 
 
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
-    """The settings of these values, among which are those of `SHORTHANDS`.
+    """The settings with these values, which may include `SHORTHANDS`.
 
     Raises `InputError` where two of them say one setting.
     """

@@ -1,4 +1,4 @@
-"""What the simulator runs under given settings: kernels, a training run, and passes without gradients."""
+"""Translates settings for the simulator: kernels, the training configuration, and the passes of inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, attention: AttentionImplementation | None = None) -> Choices:
-    """The kernels that run. attention: the implementation where none is set; by default the phase's."""
+    """The kernels that run. attention: the implementation if the settings choose none; default that of the phase."""
     serves = settings.serves
     return Choices(
         attention=settings.attn_implementation or attention or ("flash" if serves else "eager"),
@@ -40,14 +40,14 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
 
 
 def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
-    """How the optimizer's step runs; None without an optimizer."""
+    """The implementation of the optimizer's step; None without an optimizer."""
     if use.optimizer is None:
         return None
     return settings.optimizer_impl or optimizer(use.optimizer.name).implementations[0]
 
 
 def training_run(settings: Settings, use: MemoryUse) -> Training:
-    """The training that is replayed. use: the bytes that stay between passes under these settings.
+    """The training configuration of the replay. use: the persistent memory under these settings.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
@@ -119,7 +119,7 @@ def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
 def inference_passes(
     settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
-    """The passes that are replayed. use: the bytes that stay between passes under these settings."""
+    """The inference passes of the replay. use: the persistent memory under these settings."""
     block, seq, computing = cache_block(settings, use), use.workload.seq, activation_format(use)
     if use.kv_dtype and not block and use.kv_dtype != computing:
         raise InputError(

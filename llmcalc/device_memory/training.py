@@ -254,7 +254,7 @@ class TrainingRun:
         """Runs after a backward pass, before its graph is freed; does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
-        """Allocates workspaces until there are that many."""
+        """Allocates the workspace of the first `threads` threads that have none yet."""
         if self.workspace and len(self.workspaces) < threads:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))

@@ -1,4 +1,4 @@
-"""Kernels over sizes: what a framework runs for a program, with the storage of every tensor and without its values.
+"""Replays the kernels of a framework on tensors without values, with the storage of every tensor.
 
 `tensor` has tensors with shapes, strides and storages; `autograd` records nodes and runs the backward pass; `aten` has
 torch's operations on them. A profile in `profiles` lowers the steps of a program to these operations.

@@ -19,7 +19,7 @@ KEEPS_DTYPE = (0, 43, 0)
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is trained in the place of the weights, which are frozen.
+    """The adapters that are trained beside frozen weights.
 
     rank: the width of each adapter. targets: names of the linear layers that have one (`q_proj`).
     dropout: whether its input passes dropout. dtype: the number format of adapters and of their computation.

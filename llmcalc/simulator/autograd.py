@@ -61,7 +61,7 @@ class Graph:
         self.numbers: Iterator[int] = itertools.count()
 
     def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """A new tensor with a storage of its own."""
+        """A new tensor with a new storage."""
         return empty(self.meter, shape, dtype, strides)
 
     def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
@@ -79,18 +79,18 @@ class Graph:
         return self.results.made(name, lambda: self.new(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
-        """Keeps a tensor for the backward pass."""
+        """Saves a tensor for the backward pass."""
         return self.packs[-1](tensor) if self.packs else self.keep(tensor)
 
     def keep(self, tensor: Tensor) -> Saved:
-        """Keeps a tensor for the backward pass, whether parts run again or not."""
+        """Saves a tensor for the backward pass, even inside a checkpointed region."""
         if self.away is not None:
             return self.away(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
         return Saved(tensor.detached())
 
     def leave_autocast(self) -> None:
-        """The context of autocast ends: it no longer holds the copies of weights that it made."""
+        """Leaves autocast, and drops its copies of weights."""
         self.autocast, self.casts = None, {}
 
     @contextmanager
@@ -157,7 +157,7 @@ def saved_storages(out: Tensor) -> list[Storage]:
 
 
 def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
-    """Runs the backward pass from `out` with that gradient, which its caller holds until the end.
+    """Runs the backward pass from `out` with that gradient, to which the caller refers until the end.
 
     The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
     torch's engine), nothing by default.
@@ -205,7 +205,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
 
 
 def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
-    """The gradients of a node's inputs. What it saved and the gradients that came live until they are made."""
+    """The gradients of a node's inputs. Saved tensors and incoming gradients live until these are computed."""
     if node.backward is None:
         raise InputError(
             f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
@@ -249,7 +249,7 @@ where calls borrow variables."""
 def _add(
     graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
-    """Adds a further gradient to the first, in place where nothing else holds that.
+    """Adds another gradient to the first, in place if nothing else refers to the first.
 
     node: whose output's gradient it is; None for a trained tensor's.
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: parts of the forward pass that keep nothing and run again in the backward pass.
+"""Activation checkpointing: regions of the forward pass that save nothing and are recomputed in the backward pass.
 
 Source: torch/utils/checkpoint.py of torch 2.13 (`_checkpoint_without_reentrant_generator`, `CheckpointFunction`,
 `_CachingTorchDispatchMode`).
@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 
 class _Stop(Exception):
-    """Every tensor that the backward pass needs has been made again."""
+    """Raised when every tensor that the backward pass needs has been recomputed."""
 
 
 class Region:
@@ -50,24 +50,24 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is kept. calls: how often each has run, to which this adds one."""
+        """Whether the next result of an operation is kept. calls: operation → number of calls, which this increments."""
         calls[name] += 1
         return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Keeps nothing of a tensor but its number."""
+        """Saves only the number of a tensor."""
         later = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(later))
         return later
 
     def drop_unread(self) -> None:
-        """Keeps no result that was made after the last saved tensor: the backward pass does not ask for it."""
+        """Drops the kept results that follow the last saved tensor: the backward pass does not need them."""
         for name, number, before in self.made_after:
             if before == len(self.packed):
                 self.results[name][number] = None
 
     def unpack(self, number: int) -> Tensor:
-        """The tensor of that number, which lives on only where the node that asks for it keeps it."""
+        """The saved tensor of that number, which lives as long as the caller refers to it."""
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
@@ -93,7 +93,7 @@ class Region:
             graph.autocast, graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
-        """Keeps a tensor that is made again, if the node that wants it is still there."""
+        """Stores a recomputed tensor, if the node that saved it still exists."""
         assert self.recomputed is not None
         saved = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
@@ -104,7 +104,7 @@ class Region:
 
 
 class _RecomputedTensor(Saved):
-    """A tensor that is made again when it is needed."""
+    """A saved tensor that is recomputed when the backward pass needs it."""
 
     __slots__ = ("__weakref__", "number", "region")
 
@@ -116,7 +116,7 @@ class _RecomputedTensor(Saved):
 
 
 class _ResultKeeper:
-    """Keeps the results of a region's chosen operations."""
+    """Keeps the results of a region's chosen operations (selective checkpointing)."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls = region, Counter[str]()
@@ -132,7 +132,7 @@ class _ResultKeeper:
 
 
 class _KeptResults:
-    """Gives kept results back instead of running their operations again."""
+    """Returns kept results instead of recomputing their operations."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
@@ -174,7 +174,7 @@ def checkpoint(
     alternate: frozenset[str] = frozenset(),
     compiled: bool = False,
 ) -> Tensor:
-    """Runs a part without keeping what its nodes would save (`use_reentrant=False`).
+    """Runs a region without saving tensors for the backward pass (`use_reentrant=False`).
 
     early: whether running again stops at the last tensor that is needed, true by default.
     kept: names of operations whose results are kept, none by default. alternate: of these, those of which every other

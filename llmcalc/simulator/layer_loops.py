@@ -1,4 +1,4 @@
-"""The repeats of a stack's pattern of layers: where they begin, how many there are, and the paths of their modules."""
+"""The layers of each stack, as repeats of a pattern, and the paths of their modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program has and who reads it: modules that run or never do, and the last step that reads a value."""
+"""Liveness of a program's values: the last step that reads each, and modules that never run."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class Lowering:
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
     def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
-        """The buffer of that name in the module that runs. indices: whether it holds integers."""
+        """The buffer of that name in the current module. indices: whether its elements are integers."""
         key = (*self.module_path(), name)
         self.buffers.add(key)
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
@@ -548,7 +548,7 @@ class Lowering:
         return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
 
     def has_run(self, scope: Scope) -> bool:
-        """Whether a model of its own, such as an encoder, has run in an earlier pass."""
+        """Whether a separate model, such as an encoder, has run in an earlier pass."""
         return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
 
     def _leave_out(self, scope: Scope) -> None:

@@ -18,7 +18,7 @@ LEAST_BYTES = 1024
 
 
 class Offload:
-    """Moves what a graph saves to the host. Weights stay where they are."""
+    """Moves the saved tensors of a graph to the host, except weights."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

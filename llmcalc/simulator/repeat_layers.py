@@ -105,7 +105,7 @@ Part: TypeAlias = list[Event] | Sweep
 
 
 class RepeatAnalysis:
-    """Finds in a run with few repeats what every repeat does, and replays any number of repeats from it.
+    """Derives the events of every repeat from a run with few repeats, and replays any number of repeats.
 
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.

@@ -61,7 +61,7 @@ class Meter(Protocol):
         """Returns the block of a storage of that many bytes."""
 
     def free(self, block: Any) -> None:
-        """Takes back the block of a storage that nothing refers to."""
+        """Frees the block of a storage."""
 
     def reclassify(self, block: Any, kind: str) -> None:
         """From here on this storage is counted under that kind (`activations`, `gradients`)."""
@@ -100,17 +100,17 @@ class Storage:
         self.meter.free(self.block)
 
     def release(self) -> None:
-        """Gives the memory back, while tensors still refer to it (`untyped_storage().resize_(0)`)."""
+        """Frees the memory while tensors still refer to the storage (`untyped_storage().resize_(0)`)."""
         self.meter.free(self.block)
         self.meter, self.block = Gone(), None
 
     def share(self, other: Storage) -> None:
-        """The memory of another storage stands for what was given back."""
+        """Uses the memory of another storage after `release`."""
         self.block = other
 
 
 class Gone:
-    """The meter of a storage that was given back: it counts nothing."""
+    """The meter of a storage after `release`: it counts nothing."""
 
     kind, stream = "", 0
     place: Any = None
@@ -181,7 +181,7 @@ class Tensor:
 
 
 def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
-    """A new tensor with a storage of its own."""
+    """A new tensor with a new storage."""
     return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)
 
 
@@ -208,7 +208,7 @@ class Saved:
 
 
 class Recording(Protocol):
-    """What a node takes from the state of autograd when it is made (`autograd.Graph`)."""
+    """The state of autograd that a new node reads (`autograd.Graph`)."""
 
     meter: Meter
     numbers: Iterator[int]

@@ -1,4 +1,4 @@
-"""The record of an optimizer: its states in closed form, its step without values, and what it was compared with.
+"""The record of an optimizer: its states in closed form, its step without values, and its witness.
 
 Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
 those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the
@@ -41,7 +41,7 @@ def _as_the_sum(flat: bool) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What llmcalc knows of one optimizer.
+    """The record of one optimizer.
 
     name: the word of `--optimizer`.
     implementations: how its library can run a step, the library's default on a GPU first.

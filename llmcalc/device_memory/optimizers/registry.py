@@ -1,4 +1,4 @@
-"""The optimizers, by name. One line an optimizer: its file beside this one has `OPTIMIZER`, a record."""
+"""The optimizers by name. Each has a file in this folder with its record, `OPTIMIZER`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def run_step(
     dtype: Dtype | None = None,
     torch: str = "",
 ) -> None:
-    """Allocates and frees what one step of an optimizer does; at the first step its states are made, and stay.
+    """Replays one step of an optimizer; the first step allocates its states.
 
     name: of an optimizer, or an alias of one. trained: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.

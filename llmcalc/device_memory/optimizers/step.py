@@ -1,4 +1,4 @@
-"""One step of an optimizer without values: its parameters, and what the steps of all optimizers share.
+"""An optimizer step without values: the parameters, and the operations that all optimizers share.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the

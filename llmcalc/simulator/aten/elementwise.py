@@ -167,7 +167,7 @@ class Elementwise(Views):
         )
 
     def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
-        """The gradient where the condition holds, else a zero, which is a tensor of its own."""
+        """The gradient where the condition holds, else a zero from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
 
@@ -222,5 +222,5 @@ class Elementwise(Views):
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """What a product saves: each factor whose gradient is wanted needs the other one."""
+    """The factors that a product saves: the gradient of each factor needs the other factor."""
     return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

@@ -78,7 +78,7 @@ class LookUps(Products):
         return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
-        """How often each of the integers 0 … bins − 1 is there, counted in float32."""
+        """The count of each of the integers 0 … bins − 1, in float32."""
         numbers = self.to(x, FLOAT32)
         return self.graph.new((bins,), numbers.dtype)
 

@@ -1,4 +1,4 @@
-"""Products of matrices, linear layers and convolutions, with the copies that autocast makes of what they read."""
+"""Products of matrices, linear layers and convolutions, with the copies of their inputs under autocast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Products(Elementwise):
         )
 
     def _low(self, x: Tensor) -> Tensor:
-        """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
+        """The input of a product under autocast: a copy in the lower precision, which is reused for a weight.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
@@ -97,7 +97,7 @@ class Products(Elementwise):
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in sides)
 
     def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, by a matrix of its own."""
+        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, with the matrix of that group."""
         saves = (*saved_factors(a, b), ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape

@@ -112,7 +112,7 @@ class RingAttention(Eager):
 
 
 class Rotater:
-    """Keys and values on their way round. gathers: whether they come all at once."""
+    """The exchange of keys and values in a ring. gathers: whether an all-gather replaces the ring."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
         self.graph, self.ranks, self.gathers = graph, ranks, gathers
@@ -126,7 +126,7 @@ class Rotater:
         self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, like: Tensor) -> Tensor:
-        """What has come, or the part of one rank. like: a tensor of the shape of its first half."""
+        """The received buffer, or the part of one rank. like: a tensor of the shape of its first half."""
         assert self.buffer is not None
         return Tensor((2 * like.count,), self.buffer.dtype, self.buffer.storage)
 
@@ -185,7 +185,7 @@ def partial_update(t: Aten, original: Tensor) -> Tensor:
 
 
 class Kernels:
-    """Attention in a ring, forward and backward. spare: whether the kernels take what they take on a GPU."""
+    """Ring attention, forward and backward. spare: whether the kernels allocate the same as on a GPU."""
 
     def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
         self.graph, self.ring, self.spare, self.t = graph, ring, spare, Aten(graph)

@@ -1,4 +1,4 @@
-"""torch's own tensor parallelism: what its distributed tensors allocate beside the products.
+"""torch's own tensor parallelism: the tensors that its DTensors allocate besides the products.
 
 Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
 output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
@@ -43,7 +43,7 @@ ENTERED = "from_local"
 
 
 class Message(NamedTuple):
-    """What a rank sends. place: where in a pass."""
+    """A message that a rank sends. place: its place in a pass."""
 
     place: Place
     sent: Collective
@@ -113,7 +113,7 @@ class Divided(Eager):
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
     def check_plan(self, program: RankFlow) -> None:
-        """Raises `InputError` for what torch has no plan for."""
+        """Raises `InputError` for a module without a parallel plan in torch."""
         check_divided(program)
 
     def _check_rows(self, program: RankFlow) -> None:
@@ -151,13 +151,13 @@ class Divided(Eager):
         return self.graph.new(x.shape, x.dtype)
 
     def tell(self, kind: CollectiveKind, size: Number) -> None:
-        """Notes what this rank sends. size: bytes of the whole tensor."""
+        """Records a message of this rank. size: bytes of the whole tensor."""
         place = self.graph.meter.place
         collective = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
         self.messages.append(Message(place, collective))
 
     def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
-        """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side.
+        """`funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
 
         narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
@@ -173,11 +173,11 @@ class Divided(Eager):
 
     @property
     def in_products(self) -> bool:
-        """Whether what runs now is sent by the products themselves (`torch.ops.symm_mem`): not by default."""
+        """Whether the products communicate themselves here (`torch.ops.symm_mem`); default false."""
         return False
 
     def narrows(self, step: Step) -> bool:
-        """Whether what a product reads, and the gradient of its output, are gathered in 8 bits."""
+        """Whether a product's input and the gradient of its output are gathered in 8 bits."""
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
@@ -262,7 +262,7 @@ class Divided(Eager):
         self.bind(value, inside)
 
     def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
-        """What the products of a module read, as a distributed tensor, of which compiled code knows nothing."""
+        """The input of a module's products as a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
         recorded = record(self.graph, ENTERED, [x], inside, back)
         self.graph.subclasses = False

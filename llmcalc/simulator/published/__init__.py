@@ -1,4 +1,4 @@
-"""Kernels that libraries publish: what each saves for the backward pass, and what it allocates while it runs.
+"""Published kernels of libraries: the tensors that each saves for the backward pass and allocates while it runs.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 """

@@ -1,4 +1,4 @@
-"""What the kernels of all libraries share: an autograd.Function as one node, and the device that sizes workspaces."""
+"""Shared by the kernels of all libraries: an autograd.Function as one node, and the device that sizes workspaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Optional = Tensor | None
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What a kernel asks of the device to size its workspaces.
+    """The properties of a device that determine the size of a kernel's workspaces.
 
     multiprocessors: the number of streaming multiprocessors.
     shared_memory: the bytes of shared memory that a block may use.

@@ -332,7 +332,8 @@ def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
 
 
 def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
-    """Into how many parts the heads of a group are split, so that all multiprocessors work (ssd_chunk_scan.py:1485)."""
+    """The number of parts into which the heads of a group are split, so that all multiprocessors work
+    (ssd_chunk_scan.py:1485)."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))

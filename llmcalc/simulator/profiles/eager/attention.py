@@ -86,7 +86,7 @@ class AttentionKernels(Lowering):
             self.bind(seen, tensor)
 
     def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
+        """The keys or values to which the new tokens attend. A copy for later tokens replaces the cached tensors."""
         cached = self.cached(name)
         if self.paged:
             return self._in_pages(name, new, cached, limit)
@@ -112,7 +112,7 @@ class AttentionKernels(Lowering):
         return new if cached is None else self._gathered(full)
 
     def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What attention reads of a paged cache: the pages themselves without scores, else a copy of all rows."""
+        """The paged cache as attention reads it: the pages themselves without scores, else a copy of all rows."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
     def _appended(self, cached: Tensor, new: Tensor) -> Tensor:
@@ -163,12 +163,12 @@ class AttentionKernels(Lowering):
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     def through(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """What a core computes from these tensors, by itself again in the backward pass if the run says so."""
+        """The result of an attention core, which is checkpointed by itself if the run recomputes it."""
         there = [x for x in tensors if x is not None]
         return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """The scores of one more key, which are the same for all queries of a head."""
+        """The scores of an attention sink, which are the same for all queries of a head."""
         t = self.t
         wide = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
         return t.to(t.expand(wide, (*scores.shape[:-1], 1)), scores.dtype)

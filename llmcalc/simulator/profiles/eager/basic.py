@@ -21,7 +21,7 @@ BY_TOKEN = ("ids", "known ids")
 
 
 class BasicKernels(Lowering):
-    """What most parts are made of."""
+    """Kernels of the steps that most parts have."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class BasicKernels(Lowering):
         return self.in_pool(tuple(shape), xs[0].dtype)
 
     def _expanded(self, x: Tensor, shape: Any) -> Tensor:
-        """[batch, heads, rows, size]; what has no heads is the same for all of them."""
+        """The tensor as [batch, heads, rows, size]; without heads, expanded to all heads."""
         if len(x.shape) == 4:
             return self.t.transpose(x, 1, 2)
         wide = self.t.unsqueeze(x, 1)
@@ -225,7 +225,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_core(self, step: Step) -> None:
-        """A product or a scan with an op of its own: the method `core_<Op>` of a profile."""
+        """Runs a product or a scan: the profile's method `core_<Op>`."""
         name = type(step.op).__name__
         run = getattr(self, f"core_{name}", None)
         if run is None:
@@ -234,7 +234,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_state(self, step: Step) -> None:
-        """What is kept for the next pass. A step that reads it keeps it where the state names no values itself."""
+        """Caches a state for the next pass, unless the step that reads the state caches it."""
         if step.ins:
             self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
 

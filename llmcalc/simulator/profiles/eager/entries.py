@@ -1,4 +1,4 @@
-"""Entries that each summarize several tokens, and what attends to them (DeepSeek-V4)."""
+"""Compressed entries, each of which summarizes several tokens, and attention to them (DeepSeek-V4)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ CHUNKS = 8
 
 
 class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
-    """What `Choices` asks for instead of the reference's own steps."""
+    """The fused kernels that `Choices` selects instead of the reference's steps."""
 
     # --- attention --------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, queries, size]; k and v may have fewer heads. It keeps one number per query beside these.
+        """Flash attention. q: [batch, heads, queries, size]; k and v may have fewer heads. Saves these, the output and
+        one number per query.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,

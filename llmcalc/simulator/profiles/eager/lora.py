@@ -26,7 +26,7 @@ TOGETHER = "qkv_proj"
 
 
 class LoraKernels(BasicKernels):
-    """What `Adapters` adds to linear layers, and how it stores them."""
+    """Linear layers with adapters, and their quantized weights."""
 
     # --- weights ----------------------------------------------------------------------------------------------------
 

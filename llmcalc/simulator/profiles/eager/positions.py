@@ -13,7 +13,7 @@ from .attention_variants import AttentionVariantKernels
 
 
 class PositionKernels(AttentionVariantKernels):
-    """What goes by the distance between a query and a key."""
+    """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
     def _away(self, queries: Any, keys: Any) -> Tensor:
         """The distance of every key from every query, [queries, keys]."""
@@ -89,7 +89,7 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def core_DistanceScores(self, step: Step) -> None:
-        """Every query by the projected distances of its own sequence."""
+        """The product of every query and the projected distances of its sequence."""
         x, r = (self.heads_first(self.get(value)) for value in step.ins)
         self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 

@@ -9,11 +9,11 @@ from ...lowering import Lowering
 
 
 class RowKernels(Lowering):
-    """What a causal convolution and values of the previous token read."""
+    """The inputs of causal convolutions, and values of the previous token."""
 
     @compared(BY_TORCH)
     def do_padded(self, step: Step) -> None:
-        """torch stores channels before rows. What the next pass needs is kept."""
+        """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
         t, out, more, state = self.t, step.outs[0], step.options["more"], step.options["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
         cached = self.frames[-1].named["held"] = self.cached(state)

@@ -282,7 +282,7 @@ class StepKernels(ScanKernels):
         return t.cat([h], 2), after
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
-        """It also makes a buffer, which is freed at once."""
+        """Log-sigmoid, which also allocates a buffer and frees it at once."""
         out, _buffer = self.t.like(x), self.t.like(x)
         return out
 

@@ -10,7 +10,7 @@ from ...tensor import FLOAT32, Tensor
 
 
 class StreamKernels(Lowering):
-    """What splits, mixes and merges residual streams, [batch, rows, streams, width]."""
+    """Kernels that split, mix and merge residual streams, [batch, rows, streams, width]."""
 
     @compared(BY_TORCH)
     def do_take(self, step: Step) -> None:
@@ -60,7 +60,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_sinkhorn(self, step: Step) -> None:
-        """HyperLayer's Connection.forward: each division makes a new matrix."""
+        """HyperLayer's Connection.forward: each division allocates a new matrix."""
         matrix = self.take(step, step.ins[0])
         matrix = self._divided(matrix, -2)
         for _ in range(step.options["steps"] - 1):

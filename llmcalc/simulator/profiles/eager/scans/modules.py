@@ -1,4 +1,4 @@
-"""Modules with a recurrence over the tokens: how one runs at once, and the layers that they share."""
+"""Modules with a recurrence over the tokens: kernels that run a whole module, and the layers that these share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .module_steps import Steps, every_step, own_steps
 
 
 class ScanModules(ConvolutionKernels, BasicKernels):
-    """Modules with a recurrence over the tokens: how one runs at once, and what they share.
+    """Modules with a recurrence over the tokens: kernels that run a whole module, and the operations that these share.
 
     accelerator: what kernels ask of the device that runs them.
     left: what a module keeps after it ran, until it runs again.
@@ -142,7 +142,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return out
 
     def conv_weight(self, step: Step, shape: Any) -> Tensor:
-        """The filters of a convolution; those of queries, keys and values, which are three parameters, as one."""
+        """The filters of a convolution; the three parameters of queries, keys and values are joined."""
         parts = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
         if parts[0] in self.weights:
             return self.in_pool(shape, self.dtype)

@@ -93,7 +93,7 @@ class RgLruKernels(ScanModules):
     def _first_tokens(
         self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
-        """The first tokens of the loop at once: what they keep, and one gradient of all of x and one of the gate.
+        """The first tokens of the loop as one node, with their saved tensors and the gradients of x and of the gate.
 
         The most is held while the last tokens run, and while their gradients are computed.
         """
