@@ -64,9 +64,9 @@ MUTANTS = (
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
     Mutant("simulator/repeat_layers.py", "(b - a) * missing // added", "(b - a) * (missing - 1) // added"),
     # the memory of one device
-    Mutant("device_memory/static.py", '"float32" if master == "fp32" else weights)', "weights)"),
+    Mutant("device_memory/static.py", '"float32" if has_master else weights)', "weights)"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "found.after + found.slop_after,", "found.after,"),
+    Mutant("device_memory/device_memory.py", "result.after + result.slop_after,", "result.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),

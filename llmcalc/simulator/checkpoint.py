@@ -50,7 +50,7 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is kept. calls: operation → number of calls, which this increments."""
+        """Whether the next result of an operation is kept. calls: operation → its calls, which this increments."""
         calls[name] += 1
         return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
 
