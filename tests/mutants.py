@@ -1,8 +1,8 @@
 """Which mistakes the quick tests notice: `python -m tests.mutants` makes one at a time, in a copy, and runs `--quick`.
 
 A mutant is one line of the package with a mistake in it. Of each, the script prints the test that failed first, or that
-none did. Numbers as arguments run some of them: `python -m tests.mutants 3 17`. The quick tests (`tests/quick.py`) have
-to catch nine of ten.
+none did; the tests of the mutant's own package run first. Numbers as arguments run some mutants: `python -m
+tests.mutants 3 17`. The quick tests (`tests/quick.py`) have to catch nine of ten.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.quick import QUICK
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,10 +87,10 @@ MUTANTS = (
 FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
-def first_failure(folder: Path) -> str:
-    """The quick test that fails first in a copy of the project; empty if none does."""
+def first_failure(folder: Path, *paths: str) -> str:
+    """The test that fails first in a copy of the project, of these paths or of all quick tests; empty if none does."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--quick"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(paths or ["--quick"])]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
@@ -113,7 +115,8 @@ def main() -> None:
             file = folder / "llmcalc" / mutant.file
             text, start = file.read_text(), time.monotonic()
             file.write_text(text.replace(mutant.text, mutant.replacement))
-            test = first_failure(folder)
+            near = [f"tests/{name}" for name in QUICK if name.startswith(mutant.file.split("/")[0])]
+            test = (near and first_failure(folder, *near)) or first_failure(folder)
             file.write_text(text)
             caught += bool(test)
             print(f"{number:2} {mutant.file}: {mutant.replacement or '(nothing)'!r}")

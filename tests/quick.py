@@ -5,7 +5,7 @@ least time. `python -m tests.mutants` says what they notice.
 QUICK = (
     # counts
     "costs/test_params.py",
-    "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
+    "costs/test_flops.py",
     "costs/test_cache.py",
     "costs/test_cache_formats.py",
     "costs/quantization/test_quantize.py",
@@ -39,3 +39,13 @@ QUICK = (
     "reports/test_notes.py",
 )
 """Files and tests below tests/."""
+
+SLOW = (
+    "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
+    "sources/test_published_configs.py::test_they_are_counted_as_their_class[doge-160m]",
+    "parallel/test_rank.py::test_shards_of_a_whole_model",
+    "frameworks/deepspeed/test_deepspeed.py::test_published_rows_under_deepspeed",
+    "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline",
+    "reports/test_notes.py::test_all_of_them_are_in_json_and_with_the_option",
+)
+"""Tests of these files that take long and are left out."""
