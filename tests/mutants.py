@@ -46,14 +46,14 @@ MUTANTS = (
     # the tree
     Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
-    Mutant("flow/tree.py", "for op in (self.op, *self.forms.values()))", "for op in (self.op,))"),
+    Mutant("flow/tree.py", 'CACHE | SPARED | {"active_params"},', "CACHE | SPARED,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
     Mutant("costs/flops.py", "forward + use.backward_flops() if", "2 * forward if"),
     Mutant("costs/cache.py", "use.cache_bits(2) - use.cache_bits(1)", "use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "cost = _not_kept_of if how.kept else", "cost ="),
+    Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.kept else", "cost ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
-    Mutant("costs/quantization/linear.py", 'KEPT = ("router", "residual", "mtp")', 'KEPT = ("residual", "mtp")'),
+    Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
     Mutant("sources/huggingface/families/deepseek/deepseek.py", "width * shared) if shared", "width) if shared"),
@@ -68,15 +68,15 @@ MUTANTS = (
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if master == "fp32" else weights)', "weights)"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "found.after + found.slop_after,", "found.after,"),
+    Mutant("device_memory/device_memory.py", "result.after + result.slop_after,", "result.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
     Mutant("parallel/layout.py", "pp, dp = divmod(rest, self.dp)", "dp, pp = divmod(rest, self.pp)"),
-    Mutant("parallel/messages.py", "sent.times * chunk.batches", "sent.times"),
+    Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shards, BUCKET,", "math.lcm(BUCKET,"),
-    Mutant("frameworks/fsdp2/param_groups.py", "self.part * how.shards * width)", "self.part * width)"),
+    Mutant("frameworks/fsdp2/param_groups.py", "_elements * sharding.shards * width)", "_elements * width)"),
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
     Mutant("cli/memory.py", "if not answer.ok:", "if answer.ok is None:"),

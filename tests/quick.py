@@ -11,6 +11,9 @@ QUICK = (
     "costs/quantization/test_quantize.py",
     "costs/quantization/test_quantize_config.py",
     "contracts/test_parts.py",
+    "components/test_odd_parts.py",
+    "components/mixers/test_state_space.py",
+    "components/networks/test_identity_experts.py",
     "test_model.py",
     # readers
     "sources/test_convert.py::test_presets_come_back",
