@@ -94,8 +94,9 @@ def first_failure(folder: Path, *paths: str) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    found = FIRST.search(done.stdout)
-    return found[1] if found else f"exit code {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+    if (found := FIRST.search(done.stdout)) is None:
+        raise SystemExit(f"error: pytest ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-500:]}")
+    return found[1]
 
 
 def main() -> None:

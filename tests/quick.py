@@ -17,17 +17,22 @@ QUICK = (
     "test_model.py",
     # readers
     "sources/test_convert.py::test_presets_come_back",
+    "sources/test_convert.py::test_presets_become_configs_and_come_back[phi-2]",
     "sources/test_checkpoints.py",
-    "sources/test_published_configs.py",
+    "witnesses/test_families.py::test_real_configs_are_exact",
+    "witnesses/test_masks.py",
     "sources/test_target.py",
     # the memory of one device
     "simulator/test_allocator.py",
+    "simulator/test_aten.py",
     "simulator/test_choices.py",
     "simulator/test_eager.py",
+    "simulator/test_unfolding.py::test_training",
     "device_memory/test_memory.py",
     "device_memory/test_inference.py",
     "device_memory/test_resident.py",
     "device_memory/test_training.py",
+    "device_memory/test_optimizer_states.py",
     # layouts and frameworks
     "parallel/test_layout.py",
     "parallel/test_messages.py",
@@ -39,13 +44,14 @@ QUICK = (
     # the command line
     "reports/test_cluster.py",
     "reports/test_forms.py",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[params-csv]",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[params-mixture]",
     "reports/test_notes.py",
 )
 """Files and tests below tests/."""
 
 SLOW = (
     "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
-    "sources/test_published_configs.py::test_they_are_counted_as_their_class[doge-160m]",
     "parallel/test_rank.py::test_shards_of_a_whole_model",
     "frameworks/deepspeed/test_deepspeed.py::test_published_rows_under_deepspeed",
     "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline",
