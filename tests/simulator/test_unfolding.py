@@ -230,7 +230,7 @@ def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pyt
     """Tensors are exact; blocks and segments are within 1 %, and the answer says that they are an estimate. Here from a
     fifth of the layers from which it is so, which takes a fifth of the time.
     """
-    monkeypatch.setattr(device_memory, "PLAYED", device_memory.PLAYED // 5)
+    monkeypatch.setattr(device_memory, "MOST_REPLAYED_LAYERS", device_memory.MOST_REPLAYED_LAYERS // 5)
     monkeypatch.setattr(device_memory, "EXTRAPOLATED_FROM", tuple(n // 5 for n in device_memory.EXTRAPOLATED_FROM))
     spec = llmcalc.load("smollm2-135m?num_hidden_layers=220").model
     found, witness = training_memory(spec, PLAIN, Runtime(WORKSPACE)), WitnessAllocator()
