@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.cli.main import main
-from tests.quick import QUICK
+from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
 
@@ -21,12 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `--quick`, collects what `tests/quick.py` lists and nothing else."""
-    if not config.option.quick or hasattr(config, "workerinput"):
+    """With `--quick`, this process, and each worker of xdist, collects what `tests/quick.py` lists and nothing else."""
+    if not config.option.quick:
         return
-    if config.args_source is pytest.Config.ArgsSource.ARGS:
+    if config.args_source is pytest.Config.ArgsSource.ARGS and not hasattr(config, "workerinput"):
         raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
     config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
+    config.option.deselect = [f"tests/{name}" for name in SLOW]
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
 """Which mistakes the quick tests notice: `python -m tests.mutants` makes one at a time, in a copy, and runs `--quick`.
 
 A mutant is one line of the package with a mistake in it. Of each, the script prints the test that failed first, or that
-none did. Numbers as arguments run some of them: `python -m tests.mutants 3 17`. The quick tests (`tests/quick.py`) have
-to catch nine of ten.
+none did; the tests of the mutant's own package run first. Numbers as arguments run some mutants: `python -m
+tests.mutants 3 17`. The quick tests (`tests/quick.py`) have to catch nine of ten.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.quick import QUICK
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,14 +46,14 @@ MUTANTS = (
     # the tree
     Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
-    Mutant("flow/tree.py", "for op in (self.op, *self.forms.values()))", "for op in (self.op,))"),
+    Mutant("flow/tree.py", 'CACHE | SPARED | {"active_params"},', "CACHE | SPARED,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
     Mutant("costs/flops.py", "forward + use.backward_flops() if", "2 * forward if"),
     Mutant("costs/cache.py", "use.cache_bits(2) - use.cache_bits(1)", "use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "cost = _not_kept_of if how.kept else", "cost ="),
+    Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.kept else", "cost ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
-    Mutant("costs/quantization/linear.py", 'KEPT = ("router", "residual", "mtp")', 'KEPT = ("residual", "mtp")'),
+    Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
     Mutant("sources/huggingface/families/deepseek/deepseek.py", "width * shared) if shared", "width) if shared"),
@@ -71,10 +73,10 @@ MUTANTS = (
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
     Mutant("parallel/layout.py", "pp, dp = divmod(rest, self.dp)", "dp, pp = divmod(rest, self.pp)"),
-    Mutant("parallel/messages.py", "sent.times * chunk.batches", "sent.times"),
+    Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shards, BUCKET,", "math.lcm(BUCKET,"),
-    Mutant("frameworks/fsdp2/param_groups.py", "self.part * how.shards * width)", "self.part * width)"),
+    Mutant("frameworks/fsdp2/param_groups.py", "_elements * sharding.shards * width)", "_elements * width)"),
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
     Mutant("cli/memory.py", "if not answer.ok:", "if answer.ok is None:"),
@@ -85,15 +87,16 @@ MUTANTS = (
 FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
-def first_failure(folder: Path) -> str:
-    """The quick test that fails first in a copy of the project; empty if none does."""
+def first_failure(folder: Path, *paths: str) -> str:
+    """The test that fails first in a copy of the project, of these paths or of all quick tests; empty if none does."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--quick"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(paths or ["--quick"])]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    found = FIRST.search(done.stdout)
-    return found[1] if found else f"exit code {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+    if (found := FIRST.search(done.stdout)) is None:
+        raise SystemExit(f"error: pytest ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-500:]}")
+    return found[1]
 
 
 def main() -> None:
@@ -113,7 +116,8 @@ def main() -> None:
             file = folder / "llmcalc" / mutant.file
             text, start = file.read_text(), time.monotonic()
             file.write_text(text.replace(mutant.text, mutant.replacement))
-            test = first_failure(folder)
+            near = [f"tests/{name}" for name in QUICK if name.startswith(mutant.file.split("/")[0])]
+            test = (near and first_failure(folder, *near)) or first_failure(folder)
             file.write_text(text)
             caught += bool(test)
             print(f"{number:2} {mutant.file}: {mutant.replacement or '(nothing)'!r}")

@@ -5,26 +5,36 @@ least time. `python -m tests.mutants` says what they notice.
 QUICK = (
     # counts
     "costs/test_params.py",
-    "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
+    "costs/test_flops.py",
     "costs/test_cache.py",
     "costs/test_cache_formats.py",
     "costs/quantization/test_quantize.py",
     "costs/quantization/test_quantize_config.py",
     "contracts/test_parts.py",
+    "components/test_odd_parts.py",
+    "components/mixers/test_state_space.py",
+    "components/networks/test_identity_experts.py",
     "test_model.py",
     # readers
     "sources/test_convert.py::test_presets_come_back",
+    "sources/test_convert.py::test_presets_become_configs_and_come_back[phi-2]",
     "sources/test_checkpoints.py",
-    "sources/test_published_configs.py",
+    "witnesses/test_families.py::test_real_configs_are_exact",
+    "witnesses/test_masks.py",
     "sources/test_target.py",
     # the memory of one device
     "simulator/test_allocator.py",
+    "simulator/test_aten.py",
     "simulator/test_choices.py",
     "simulator/test_eager.py",
+    "simulator/test_unfolding.py::test_training",
+    "simulator/test_unfolding.py::test_where_repeats_differ_all_layers_are_replayed",
+    "simulator/test_unfolding.py::test_of_more_layers_what_the_allocator_adds_is_extrapolated",
     "device_memory/test_memory.py",
     "device_memory/test_inference.py",
     "device_memory/test_resident.py",
     "device_memory/test_training.py",
+    "device_memory/test_optimizer_states.py",
     # layouts and frameworks
     "parallel/test_layout.py",
     "parallel/test_messages.py",
@@ -36,6 +46,17 @@ QUICK = (
     # the command line
     "reports/test_cluster.py",
     "reports/test_forms.py",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[params-csv]",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[params-mixture]",
     "reports/test_notes.py",
 )
 """Files and tests below tests/."""
+
+SLOW = (
+    "costs/test_flops.py::test_recompute_full_is_reentrant_checkpointing",
+    "parallel/test_rank.py::test_shards_of_a_whole_model",
+    "frameworks/deepspeed/test_deepspeed.py::test_published_rows_under_deepspeed",
+    "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline",
+    "reports/test_notes.py::test_all_of_them_are_in_json_and_with_the_option",
+)
+"""Tests of these files that take long and are left out."""
