@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.cli import web
+from llmcalc import page_server
 
 from .loading import WEB, bridge, module
 
@@ -30,7 +30,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "dist" / "index.html").write_text("<!doctype html>")
     (made / "dist" / "pyodide" / "pyodide.mjs").write_text("export {}")
     (made / "dist" / "pyodide" / "pyodide.asm.wasm").write_bytes(b"\0asm")
-    monkeypatch.setattr(web, "checkout", lambda: made)
+    monkeypatch.setattr(page_server, "checkout", lambda: made)
     return made / "dist"
 
 
@@ -62,7 +62,7 @@ def test_export_never_writes_over_anything(page: Path, run: Run, tmp_path: Path)
 
 
 def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(web.Handler, directory=str(page)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.Handler, directory=str(page)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     types = {}
@@ -80,7 +80,7 @@ def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
 
 def answers(page: Path, *requests: str) -> list[tuple[int, str]]:
     """The status and the text that the server answers to each request, sent as it stands."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(web.Handler, directory=str(page)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.Handler, directory=str(page)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     found = []
     for request in requests:
@@ -149,14 +149,14 @@ def test_a_path_that_no_file_can_have_is_a_bad_request(page: Path, capfd: pytest
 
 
 def test_a_port_that_is_taken(page: Path, run: Run) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), web.Handler) as taken:
+    with ThreadingHTTPServer(("127.0.0.1", 0), page_server.Handler) as taken:
         result = run("web", "--no-browser", "--port", str(taken.server_port))
     assert result.code == 2
     assert f"--port {taken.server_port}: Address already in use; expected a port that is free" in result.err
 
 
 def test_outside_of_a_checkout(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(web, "__file__", str(tmp_path / "site-packages/llmcalc/cli/web.py"))
+    monkeypatch.setattr(page_server, "__file__", str(tmp_path / "site-packages/llmcalc/page_server.py"))
     result = run("web")
     assert result.code == 2
     assert result.err.startswith("error: the page is built from a checkout")
@@ -167,7 +167,7 @@ def test_a_build_without_node_says_so(run: Run, monkeypatch: pytest.MonkeyPatch,
     (made / "src").mkdir(parents=True)
     for name in ("build.py", "src/bridge.py"):
         (made / name).write_text((WEB / name).read_text())
-    monkeypatch.setattr(web, "checkout", lambda: made)
+    monkeypatch.setattr(page_server, "checkout", lambda: made)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = run("web", "--no-browser")
     assert result.code == 2
