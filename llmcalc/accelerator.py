@@ -190,22 +190,18 @@ class ListedHardware(Hardware):
 Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 
-TIGHT = 0.9
-"""Share of an accelerator's memory above which the verdict is `tight`: free blocks of the allocator and the context of
-the runtime are estimates.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a number of bytes fits on one accelerator.
+    """Whether a run fits on one accelerator.
 
-    needed: bytes required.
+    needed: bytes required, with the estimated fragmentation.
+    fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
     left_bytes: the headroom in bytes; negative for a shortfall.
     """
 
     hardware: Hardware
     needed: int
+    fragmentation: int = 0
 
     @property
     def capacity(self) -> int:
@@ -228,10 +224,19 @@ class Fit:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the bytes required fit."""
-        return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
+        """`fits` if the bytes required fit, `tight` if they fit only without fragmentation, else `no`."""
+        if self.left_bytes >= 0:
+            return "fits"
+        return "tight" if self.left_bytes + self.fragmentation >= 0 else "no"
 
 
-def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
-    """Whether that many bytes fit on each accelerator alone, smallest memory first."""
-    return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
+TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
+"""What the verdict `tight` means, as tables say it."""
+
+
+def fits(needed: int, fragmentation: int, hardware: Iterable[Hardware]) -> list[Fit]:
+    """Whether that many bytes fit on each accelerator alone, smallest memory first. Arguments as of `Fit`."""
+    return sorted(
+        (Fit(accelerator, needed, fragmentation) for accelerator in hardware),
+        key=lambda fit: (fit.capacity, fit.hardware.name),
+    )

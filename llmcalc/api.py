@@ -261,7 +261,8 @@ def memory(
     sizes of a layout, or with a launch file of one, that of its ranks: `.peak` and `.by_rank`. `.fits` says on which
     accelerators it fits.
 
-    phase: training, prefill, decode or inference (default). launch: the file that starts the run.
+    phase: training, prefill, decode or inference; default inference, or training if an option that only training has is
+        given. launch: the file that starts the run.
     hardware: accelerators on which it has to fit, of which the first one's runtime is taken; default an H100.
     options: `set`, `head`, `allow_unknown`; the settings of the run (batch=2, seq="32k", recompute="full") and of the
         layout (tp=8), by the names of the command line.
@@ -275,7 +276,7 @@ def memory(
         parsed.read,
         run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
         launch_file=launch,
-        phase_given=phase is not None,
+        is_given=parsed.gives(phase),
         allow_unknown=parsed.reading.get("allow_unknown", False),
         set=parsed.reading.get("set"),
         head=parsed.reading.get("head"),
@@ -298,15 +299,15 @@ def fit(
 ) -> ReportedAnswer:
     """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
 
-    phase: default inference, or training with devices unless users are given.
+    phase: default inference, or training if an option that only training has is given.
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
     """
-    from .questions.runs import RunQuestion, ask_fit, fit_settings
+    from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)
     run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    values = parsed.settings | {"phase": phase}
-    settings = fit_settings(run.settings, run.layout, lambda name: values.get(name) is not None)
+    of_training = "" if global_batch is None else "--global-batch"
+    settings = with_implied_phase(run.settings, run.layout, parsed.gives(phase), of_training)
     question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
     return ask_fit(question, number("--global-batch", global_batch))
 
@@ -332,7 +333,7 @@ def plan(
 
     parsed = options_of(options, run=True, layout=True)
     run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    settings = plan_settings(run.settings, lambda name: phase is not None)
+    settings = plan_settings(run.settings, parsed.gives(phase))
     question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
     return ask_plan(question, number("--global-batch", global_batch), whole("--rows", rows))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -100,6 +100,10 @@ class Options(NamedTuple):
     def read(self, model: Model) -> Preset:
         """The model, with the changes of the call."""
         return preset_of(model, **self.reading)
+
+    def gives(self, phase: Any) -> Callable[[str], bool]:
+        """Whether the call gives a setting of that name. phase: its phase; None for none."""
+        return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
         """The rank that is asked about; None for the whole model."""

@@ -39,17 +39,22 @@ def command(
     writing: Writing,
 ) -> None:
     """Whether a run fits, and changes that make it fit.
-    With --devices: the best layout and the fewest devices, for training, or with --phase or --users for inference.
+    With --devices: the best layout and the fewest devices. Of training with --phase training or an option of training.
     Exit code 1 if it does not fit.
     """
-    from ..questions.runs import RunQuestion, ask_fit, fit_settings
+    from ..questions.runs import RunQuestion, ask_fit, with_implied_phase
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),
-        settings=fit_settings(settings, layout_request, lambda name: is_given(context, name)),
+        settings=with_implied_phase(
+            settings,
+            layout_request,
+            lambda name: is_given(context, name),
+            "" if global_batch is None else "--global-batch",
+        ),
         layout=layout_request,
         include=include,
         accelerators=(find_hardware(hardware),),

@@ -79,7 +79,7 @@ def command(
             workspace=cublas_workspace,
         ),
         launch_file=launch,
-        phase_given=is_given(context, "phase"),
+        is_given=lambda name: is_given(context, name),
         allow_unknown=reading.allow_unknown,
         set=reading.overrides,
         head=reading.head,
@@ -94,8 +94,8 @@ def command(
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"
             remark(
-                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and "
-                "fragmentation and the CUDA context are estimates"
+                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory with the "
+                "estimated fragmentation; it fits only without"
             )
     if not answer.ok:
         raise typer.Exit(1)

@@ -24,6 +24,11 @@ CublasWorkspace: TypeAlias = Annotated[
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the parameter `settings` of a command by the options of `Settings`."""
+    """Replaces the parameter `settings` of a command by the options of `Settings`.
+
+    A phase that is not given follows from the other options.
+    """
     shorthands = {name: option_of(setting) for name, setting in SHORTHANDS.items()}
-    return replace_parameter("settings", {**options_of(Settings), **shorthands}, settings_with_shorthands)(command)
+    options = options_of(Settings)
+    options["phase"] = options["phase"]._replace(default=None)
+    return replace_parameter("settings", {**options, **shorthands}, settings_with_shorthands)(command)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from ..accelerator import Fit, Hardware
 from ..errors import InputError
 from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
 from ..model import ModelSpec
@@ -99,6 +100,15 @@ class DeviceMemory:
     timeline: tuple[Point, ...]
     moments: Mapping[str, Mapping[str, int]]
     terms: tuple[Term, ...]
+
+    @property
+    def fragmentation(self) -> int:
+        """Free blocks in the allocator's segments at the peak, in bytes: an estimate."""
+        return self.reserved_bytes - self.peak_bytes
+
+    def fit_on(self, hardware: Hardware) -> Fit:
+        """Whether it fits on an accelerator."""
+        return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
 TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)

@@ -33,6 +33,7 @@ from ..workload.setting import (
     checked_values,
     declared,
     option,
+    training_option,
 )
 from .optimizers.registry import DEFAULT, NAMES, optimizer
 
@@ -131,10 +132,9 @@ class Settings:
         MemoryPhase,
         Setting(
             "training, prefill, decode or inference. prefill reads a prompt, decode adds one token after --seq tokens, "
-            "inference is the larger of the two with the kernels and the cache of a server. The default of fit "
-            "--devices and of plan is training.",
+            "inference is the larger of the two with the kernels and the cache of a server.",
             "What runs",
-            "inference",
+            "inference, or training where an option of training is given",
             metavar="WORD",
             common=True,
             every_framework=True,
@@ -588,9 +588,15 @@ SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHE
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     """The settings with these values, which may include `SHORTHANDS`.
 
+    Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
     """
-    settings = Settings(**{name: value for name, value in values.items() if name not in SHORTHANDS})
+    settings = Settings(**{name: value for name, value in values.items() if name not in SHORTHANDS and value is not None})
+    if values.get("phase") is None and (training_option(settings) or values.get(CHECKPOINTING.name)):
+        settings = settings.with_(phase="training")
+    asked_by = training_option(settings)
+    if values.get(USERS.name) is not None and asked_by:
+        raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
     settings = settings.with_(batch=batch_of(settings.batch, values.get(USERS.name), settings.phase))
     if not values.get(CHECKPOINTING.name):
         return settings

@@ -42,10 +42,19 @@ def framework(name: str) -> Framework:
 
 def framework_of(request: LayoutRequest) -> Framework:
     """Returns the framework that a layout names, or the one that its options imply."""
+    return _framework_or(request, WITHOUT_A_NAME)
+
+
+def framework_for_plans(request: LayoutRequest) -> Framework:
+    """Returns the framework whose layouts a plan tries: the one that is named or implied, else `FOR_PLANS`."""
+    return _framework_or(request, FOR_PLANS)
+
+
+def _framework_or(request: LayoutRequest, default: str) -> Framework:
     if request.framework is not None:
         return framework(request.framework)
     implied = (record for name in NAMES if (record := framework(name)).implied_by is not None)
-    return next((record for record in implied if record.is_implied(request)), framework(WITHOUT_A_NAME))
+    return next((record for record in implied if record.is_implied(request)), framework(default))
 
 
 def layout_of(request: LayoutRequest) -> Layout:

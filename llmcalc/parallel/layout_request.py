@@ -134,6 +134,12 @@ class LayoutRequest:
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     @property
+    def is_undivided(self) -> bool:
+        """Whether the number of devices was given and no option says how they divide the model."""
+        names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
+        return self.devices is not None and all(getattr(self, name) is None for name in names)
+
+    @property
     def pipeline(self) -> bool:
         """Whether an option of pipelines was given."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None

@@ -92,12 +92,11 @@ def aspect_picture(selection: Selection = EVERY_MODEL) -> Figure:
 def memory_picture(question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of the question's accelerators."""
     needs_matplotlib()
-    from ..accelerator import Fit
     from .memory import memory as picture
 
     with name_in_errors(question.preset):
         memory = question.on_one_device()
-        fits = [Fit(hardware, memory.device.device_bytes) for hardware in question.accelerators]
+        fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
         return picture(question.preset.display, memory, fits)
 
 

@@ -16,9 +16,10 @@ from ..errors import InputError
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
+from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..workload.recompute import SELECTIVE
-from ..workload.setting import option
+from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
@@ -74,14 +75,27 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
 
 
-def fit_settings(settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `fit`: on many devices training, unless the phase or users are given."""
-    trains = layout.devices is not None and not is_given("users") and not is_given("phase")
-    return settings.with_(phase="training") if trains else settings
+def with_implied_phase(
+    settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
+) -> Settings:
+    """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it.
+
+    is_given: parameter → whether the user gave it.
+    option_of_training: an option of the command itself that asks for training; default none.
+    Raises `InputError` for users of a run that is training.
+    """
+    asked_by = training_option(settings) or training_option(layout) or option_of_training
+    if is_given("phase") or not asked_by:
+        return settings
+    if is_given("users"):
+        raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
+    return settings.with_(phase="training")
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless the phase is given."""
+    """Returns the settings of `plan`: training, unless the phase is given. Raises `InputError` for users."""
+    if is_given("users"):
+        raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")
 
 
@@ -91,7 +105,7 @@ def memory_question(
     run: RunOptions,
     *,
     launch_file: str | Path | None = None,
-    phase_given: bool = False,
+    is_given: Callable[[str], bool] = lambda name: False,
     allow_unknown: bool = False,
     **model_options: Any,
 ) -> RunQuestion:
@@ -101,19 +115,20 @@ def memory_question(
     read_model: function that reads it.
     run: the other options.
     launch_file: the file that starts the run; default None.
-    phase_given: whether the phase was given.
+    is_given: parameter → whether the user gave it.
     allow_unknown: whether unknown arguments of the file are ignored.
     model_options: name → value of the options that change the model.
     Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
+        run = replace(run, settings=with_implied_phase(run.settings, run.layout, is_given))
         return RunQuestion(preset=read_model(_require_target(target)), **vars(run))
     from ..frameworks.launch.read import read_launch
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
     date = version_date(run.layout.framework_version or "")
     launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu)
-    if phase_given and run.settings.phase != "training":
+    if is_given("phase") and run.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for name, value in model_options.items() if launch.spec is not None else ():
         if value:
@@ -193,6 +208,13 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         memory_on_one = question.under(record).on_one_device()
         if launch is not None:
             ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings)
+        elif question.settings.phase != "training" and layout.is_undivided:
+            from ..studies.fit_serving import replicas
+
+            hardware = question.hardware or find_hardware(ASSUMED.lower())
+            _, best = replicas(memory_on_one, hardware, layout)
+            ranks = Cluster.of(memory_on_one, best.layout, record, version)
+            context["chosen_for"] = hardware
         else:
             ranks = Cluster.of(memory_on_one, layout_of(layout), record, version)
         answer = RanksUse.of_result(ranks, **context, launch=launch)
@@ -206,7 +228,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
-    from ..frameworks.registry import FOR_PLANS, framework, framework_of
+    from ..frameworks.registry import framework_for_plans, framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.fit import fit
@@ -214,7 +236,8 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..studies.fit_serving import fit_serving
 
     layout = question.layout
-    question = question.under(framework(layout.framework or FOR_PLANS) if layout.devices else framework_of(layout))
+    trains = question.settings.phase == "training"
+    question = question.under(framework_for_plans(layout) if layout.devices and trains else framework_of(layout))
     settings, preset = question.settings, question.preset
     assert question.hardware is not None
     if layout.has_options and layout.devices is None:
@@ -247,13 +270,13 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     rows: number of layouts that are replayed and shown.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
-    from ..frameworks.registry import FOR_PLANS, framework
+    from ..frameworks.registry import framework_for_plans
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.plan import plan_of
 
     layout, preset = question.layout, question.preset
-    question = question.under(framework(layout.framework or FOR_PLANS))
+    question = question.under(framework_for_plans(layout))
     assert question.hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")

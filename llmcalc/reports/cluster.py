@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from .. import units
-from ..accelerator import Fit
+from ..accelerator import Fit, Hardware
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, RankMemory
 from ..parallel.layout import stages
@@ -96,12 +96,18 @@ VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 
 
 def report(
-    preset: Preset, cluster: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
+    preset: Preset,
+    cluster: Cluster,
+    fits: Sequence[Fit],
+    assumed: str = "",
+    launched: Launch | None = None,
+    chosen_for: Hardware | None = None,
 ) -> Report:
     """Returns the answer as data and as tables: the largest rank, every rank that differs, and the accelerators.
 
     assumed: the accelerator whose runtime is assumed, where none was named.
     launched: the file that starts the run; default None.
+    chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     """
     column, largest, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
@@ -111,7 +117,8 @@ def report(
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
-    notes = said([*warnings, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
+    chosen = "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
+    notes = said([*warnings, chosen, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
     parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import units
-from ..accelerator import TIGHT, Fit
+from ..accelerator import TIGHT_NOTE, Fit
 from ..device_memory.estimate import Memory
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
@@ -181,7 +181,7 @@ def _notes(fitting: Fitting) -> list[str]:
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [
         "each maximum changes one number of the run",
-        f"tight: more than {units.percent(TIGHT, 0)} of the capacity{nominal}",
+        f"{TIGHT_NOTE}{nominal}",
     ]
     context = memory_use.full_context
     if context is not None and fitting.seq > context:

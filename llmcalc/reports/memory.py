@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import units
-from ..accelerator import TIGHT, Fit
+from ..accelerator import TIGHT_NOTE, Fit
 from ..device_memory.device_memory import DeviceMemory, Point, Term
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
@@ -121,7 +121,7 @@ def term_name(term: Term) -> str:
 def fits_table(fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
-    note = f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall"
+    note = f"{TIGHT_NOTE}; headroom: negative for a shortfall"
     if any(fit.nominal for fit in fits):
         title, note = f"{title}; *: of the nominal memory", f"{note}; *: the usable memory is not known"
     first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware, fits
 from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
@@ -37,8 +38,8 @@ class MemoryAnswer(Answer):
         """The run on one device."""
 
     @abstractmethod
-    def required_bytes(self, runtime: Runtime) -> int:
-        """Returns the bytes that the run requires on an accelerator with that runtime."""
+    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+        """Returns the memory of the device that requires most, on accelerators with that runtime."""
 
     @property
     def assumed(self) -> str:
@@ -49,10 +50,11 @@ class MemoryAnswer(Answer):
     def fits(self) -> list[Fit]:
         """Whether the run fits on each named accelerator, in their order, or on common ones, by size."""
         if not self.accelerators:
-            return fits(self.required_bytes(self.memory.runtime), map(load_hardware, COMMON_HARDWARE))
+            device = self.largest_on(self.memory.runtime)
+            return fits(device.device_bytes, device.fragmentation, map(load_hardware, COMMON_HARDWARE))
         expandable = self.memory.settings.allocator == "expandable"
         return [
-            Fit(hardware, self.required_bytes(runtime_of(hardware, self.workspace, expandable)))
+            self.largest_on(runtime_of(hardware, self.workspace, expandable)).fit_on(hardware)
             for hardware in self.accelerators
         ]
 
@@ -79,8 +81,8 @@ class DeviceUse(MemoryAnswer, Memory):
     def memory(self) -> Memory:
         return self
 
-    def required_bytes(self, runtime: Runtime) -> int:
-        return self.on(runtime).device_bytes
+    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+        return self.on(runtime)
 
     def report(self) -> Report:
         from .memory import report

@@ -28,12 +28,14 @@ class RanksUse(MemoryAnswer, Cluster):
     accelerators: the accelerators that were named; default none.
     workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
     launch: the file that starts the run; default None.
+    chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     """
 
     preset: Preset = MODEL_FIELD
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
     launch: Launch | None = None
+    chosen_for: Hardware | None = None
 
     @property
     def memory(self) -> Memory:
@@ -49,10 +51,10 @@ class RanksUse(MemoryAnswer, Cluster):
         """Static memory on one device without the layout, in closed form."""
         return self.memory.states
 
-    def required_bytes(self, runtime: Runtime) -> int:
-        return largest_need(self.on(runtime)).device.device_bytes
+    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+        return largest_need(self.on(runtime)).device
 
     def report(self) -> Report:
         from .cluster import report
 
-        return report(self.preset, self, self.fits, self.assumed, self.launch)
+        return report(self.preset, self, self.fits, self.assumed, self.launch, self.chosen_for)

@@ -60,7 +60,7 @@ class Fitting:
 
 def fit(memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
-    current = Fit(hardware, memory.device.device_bytes)
+    current = memory.device.fit_on(hardware)
     capacity, workload = current.capacity, memory.states.workload
     longest = learned_positions(memory.spec) or MOST_SEQ
 
@@ -167,10 +167,10 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
 def _evaluate_change(memory: Memory, current: Fit, changes: Mapping[str, Any]) -> Change | None:
     """Returns a change with its verdict; None if the run is impossible or needs no less memory."""
     try:
-        needed = memory.with_(**changes).device.device_bytes
+        changed = memory.with_(**changes).device.fit_on(current.hardware)
     except InputError:
         return None
-    return Change(as_options(changes), Fit(current.hardware, needed)) if needed < current.needed else None
+    return Change(as_options(changes), changed) if changed.needed < current.needed else None
 
 
 def as_options(changes: Mapping[str, Any]) -> str:

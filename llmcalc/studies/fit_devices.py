@@ -11,7 +11,7 @@ from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.registry import FOR_PLANS, framework
+from ..frameworks.registry import framework_for_plans
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
@@ -58,7 +58,7 @@ def fit_devices(memory: Memory, hardware: Hardware, asked: LayoutRequest, global
     """
     assert asked.devices is not None
     question = DevicesQuestion(
-        LayoutEstimates(memory, framework(asked.framework or FOR_PLANS)), hardware, asked, global_batch
+        LayoutEstimates(memory, framework_for_plans(asked)), hardware, asked, global_batch
     )
     planned = question.planned(asked.devices)
     best = _best(planned)

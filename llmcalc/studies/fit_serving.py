@@ -59,12 +59,8 @@ def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Ser
     asked: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    assert asked.devices is not None
-    tried = tuple(_replica(memory, hardware, layout) for layout in _layouts(memory, asked, asked.devices))
-    if not tried:
-        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible")
-    fitting = [candidate for candidate in tried if candidate.fit.verdict != "no"]
-    best = fitting[0] if fitting else min(tried, key=lambda candidate: candidate.fit.needed)
+    tried, best = replicas(memory, hardware, asked)
+    fitting = best.fit.verdict != "no"
     fewest = best.layout if fitting else _layout_on_more(memory, hardware, asked)
     ranks = {best.rank, *_end_ranks(best.layout)}
     by_rank = {rank: fit(inference_rank(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
@@ -82,6 +78,20 @@ def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Ser
         fewest,
         replace(worst, batch=batch, seq=seq, changes=changes),
     )
+
+
+def replicas(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
+    """Returns the layouts of inference on `asked.devices` accelerators, most replicas first, and the best of them.
+
+    The best one is the first that fits, or the one that requires least.
+    Raises `InputError` where no layout is possible.
+    """
+    assert asked.devices is not None
+    tried = tuple(_replica(memory, hardware, layout) for layout in _layouts(memory, asked, asked.devices))
+    if not tried:
+        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible")
+    fitting = (replica for replica in tried if replica.fit.verdict != "no")
+    return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
 
 
 def _layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
@@ -122,12 +132,12 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
 
 def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
     """Returns a layout with its largest rank."""
-    sizes = {
-        rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).device_bytes
+    fits = {
+        rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
-    rank = max(sizes, key=lambda rank: (sizes[rank], -rank))
-    return Replica(layout, rank, Fit(hardware, sizes[rank]))
+    rank = max(fits, key=lambda rank: (fits[rank].needed, -rank))
+    return Replica(layout, rank, fits[rank])
 
 
 def _layout_on_more(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Layout | None:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import FOR_PLANS, framework
+from ..frameworks.registry import framework_for_plans
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
@@ -168,7 +168,7 @@ def plan_of(
     micro-batches is given.
     """
     assert asked.devices is not None
-    record = framework(asked.framework or FOR_PLANS)
+    record = framework_for_plans(asked)
     record.check(memory, asked.framework_version or "")
     use, spec = memory.states, memory.spec
     link = hardware.interconnect

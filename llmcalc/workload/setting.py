@@ -172,6 +172,16 @@ def checked_values(known: Mapping[str, Declared], given: Mapping[str, Any]) -> d
     return {name: known[name].checked(value) for name, value in given.items()}
 
 
+def training_option(settings: Any) -> str:
+    """The first option with a value that only training has; empty for none. settings: settings of a run or a layout."""
+    of_training = (
+        entry.option
+        for name, entry in declared(type(settings)).items()
+        if entry.setting.phases == TRAINING and getattr(settings, name) is not None
+    )
+    return next(of_training, "")
+
+
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting of another phase, and for one without the setting that it needs."""
     for name, found in declared(type(settings)).items():
@@ -179,7 +189,9 @@ def check_phase(settings: Any, phase: str) -> None:
             continue
         if phase not in found.setting.phases:
             wanted = "training" if found.setting.phases == TRAINING else " or ".join(found.setting.phases[::-1])
-            raise InputError(f"{found.option}: it is not for the phase {phase}; expected --phase {wanted}")
+            asked_by = training_option(settings) if phase == "training" else ""
+            reason = f", and {asked_by} is for training only" if asked_by else ""
+            raise InputError(f"{found.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}")
         needs = found.setting.needs
         if needs and getattr(settings, needs) is None:
             raise InputError(f"{found.option}: it means nothing without {option(needs)}; expected {option(needs)} too")
