@@ -304,7 +304,9 @@ class Settings:
     momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
     optimizer_impl: Annotated[
         OptimizerImplementation | None,
-        Setting("How the optimizer's step runs.", "Training", "the library's own on a GPU", TRAINING),
+        Setting(
+            "How the optimizer's step runs.", "Training", "fused of adamw, else the library's own on a GPU", TRAINING
+        ),
     ] = None
     zero_grad: Annotated[
         ZeroGrad | None,
@@ -591,7 +593,9 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
     """
-    settings = Settings(**{name: value for name, value in values.items() if name not in SHORTHANDS and value is not None})
+    settings = Settings(
+        **{name: value for name, value in values.items() if name not in SHORTHANDS and value is not None}
+    )
     if values.get("phase") is None and (training_option(settings) or values.get(CHECKPOINTING.name)):
         settings = settings.with_(phase="training")
     asked_by = training_option(settings)

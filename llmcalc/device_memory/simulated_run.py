@@ -43,7 +43,7 @@ def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImp
     """The implementation of the optimizer's step; None without an optimizer."""
     if use.optimizer is None:
         return None
-    return settings.optimizer_impl or optimizer(use.optimizer.name).implementations[0]
+    return settings.optimizer_impl or optimizer(use.optimizer.name).default
 
 
 def training_run(settings: Settings, use: MemoryUse) -> Training:
@@ -82,7 +82,7 @@ def training_run(settings: Settings, use: MemoryUse) -> Training:
         dtype=computing_format(use.dtype, "--dtype"),
         master=use.has_master,
         optimizer=use.optimizer.name,
-        implementation=settings.optimizer_impl,
+        implementation=optimizer_implementation(settings, use),
         momentum=bool(settings.momentum),
         recompute=settings.recomputed(),
         choices=kernel_choices(settings),

@@ -25,8 +25,8 @@ NAMES = (
 WITHOUT_A_NAME = "torch"
 """The framework of a layout that names none and whose options ask for none."""
 
-FOR_PLANS = "megatron"
-"""The framework of a plan that names none."""
+FOR_PLANS = "megatron", "fsdp2"
+"""The frameworks of a plan that names none: the first one that trains the model."""
 
 
 @cache
@@ -42,19 +42,18 @@ def framework(name: str) -> Framework:
 
 def framework_of(request: LayoutRequest) -> Framework:
     """Returns the framework that a layout names, or the one that its options imply."""
-    return _framework_or(request, WITHOUT_A_NAME)
-
-
-def framework_for_plans(request: LayoutRequest) -> Framework:
-    """Returns the framework whose layouts a plan tries: the one that is named or implied, else `FOR_PLANS`."""
-    return _framework_or(request, FOR_PLANS)
-
-
-def _framework_or(request: LayoutRequest, default: str) -> Framework:
     if request.framework is not None:
         return framework(request.framework)
     implied = (record for name in NAMES if (record := framework(name)).implied_by is not None)
-    return next((record for record in implied if record.is_implied(request)), framework(default))
+    return next((record for record in implied if record.is_implied(request)), framework(WITHOUT_A_NAME))
+
+
+def frameworks_for_plans(request: LayoutRequest) -> tuple[Framework, ...]:
+    """Returns the frameworks whose layouts a plan may try: the one that is named or implied, else `FOR_PLANS`."""
+    implied = framework_of(request)
+    if request.framework is not None or implied.is_implied(request):
+        return (implied,)
+    return tuple(framework(name) for name in FOR_PLANS)
 
 
 def layout_of(request: LayoutRequest) -> Layout:

@@ -43,22 +43,30 @@ class LayoutRequest:
         int | None, Setting("Ranks that divide heads and widths. The vocabulary too.", "Layout", "1", common=True)
     ] = None
     sequence_parallel: Annotated[
-        bool | None, Setting("With --tp: what lies between the products is divided by tokens.", "Layout")
+        bool | None,
+        Setting("With --tp: what lies between the products is divided by tokens.", "Layout", phases=TRAINING),
     ] = None
     pp: Annotated[int | None, Setting("Stages of a pipeline.", "Layout", "1", common=True)] = None
-    vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1")] = None
+    vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1", TRAINING)] = (
+        None
+    )
     pp_layout: Annotated[
         tuple[int, ...] | None,
         Setting("Layers of each stage.", "Layout", "even", check=parse_stage_layers, metavar="12,10,…"),
     ] = None
     schedule: Annotated[
         Schedule | None,
-        Setting("Order of micro-batches in the pipeline.", "Layout", "1f1b, or interleaved with --vpp"),
+        Setting("Order of micro-batches in the pipeline.", "Layout", "1f1b, or interleaved with --vpp", TRAINING),
     ] = None
-    cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1")] = None
+    cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1", TRAINING)] = None
     cp_comm: Annotated[
         ContextExchange | None,
-        Setting("How they exchange keys and values: in a ring (p2p), by heads (a2a), or all at once.", "Layout", "p2p"),
+        Setting(
+            "How they exchange keys and values: in a ring (p2p), by heads (a2a), or all at once.",
+            "Layout",
+            "p2p",
+            TRAINING,
+        ),
     ] = None
     dp: Annotated[int | None, Setting("Replicas. Each has micro-batches of its own.", "Layout", "1", common=True)] = (
         None

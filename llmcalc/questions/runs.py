@@ -84,7 +84,14 @@ def with_implied_phase(
     option_of_training: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    asked_by = training_option(settings) or training_option(layout) or option_of_training
+    from ..frameworks.registry import framework
+
+    trains_only = layout.framework is not None and not framework(layout.framework).serves
+    asked_by = (
+        training_option(settings)
+        or training_option(layout)
+        or (f"--framework {layout.framework}" if trains_only else option_of_training)
+    )
     if is_given("phase") or not asked_by:
         return settings
     if is_given("users"):
@@ -228,7 +235,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
-    from ..frameworks.registry import framework_for_plans, framework_of
+    from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.fit import fit
@@ -236,8 +243,6 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..studies.fit_serving import fit_serving
 
     layout = question.layout
-    trains = question.settings.phase == "training"
-    question = question.under(framework_for_plans(layout) if layout.devices and trains else framework_of(layout))
     settings, preset = question.settings, question.preset
     assert question.hardware is not None
     if layout.has_options and layout.devices is None:
@@ -248,19 +253,41 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         if settings.phase != "training":
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
-        memory_on_one = question.on_one_device()
+        if layout.devices is not None and settings.phase == "training":
+            memory_on_one, layout = planned_run(question)
+            over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
+            return ReportedAnswer(
+                over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+            )
+        memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
             fitting = fit(memory_on_one, question.hardware)
             return ReportedAnswer(fitting, lambda: reports.report(preset, fitting), fitting.fit.verdict != "no")
-        if settings.phase != "training":
-            serving = fit_serving(memory_on_one, question.hardware, layout)
-            return ReportedAnswer(
-                serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
-            )
-        over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
+        serving = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(
-            over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+            serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
         )
+
+
+def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
+    """Returns the run of a plan on one device, and its layout options with the framework that trains the model.
+
+    That is the framework that is named or implied, else the first of the usual ones that has the model.
+    Raises `InputError` for a model that none of them has.
+    """
+    from ..frameworks.registry import frameworks_for_plans
+
+    layout, refusal = question.layout, None
+    for record in frameworks_for_plans(layout):
+        memory_on_one = question.under(record).on_one_device()
+        try:
+            record.check(memory_on_one, layout.framework_version or "")
+        except InputError as error:
+            refusal = refusal or error
+            continue
+        return memory_on_one, replace(layout, framework=record.name)
+    assert refusal is not None
+    raise refusal
 
 
 def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int = 10) -> ReportedAnswer:
@@ -270,13 +297,11 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
     rows: number of layouts that are replayed and shown.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
-    from ..frameworks.registry import framework_for_plans
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.plan import plan_of
 
     layout, preset = question.layout, question.preset
-    question = question.under(framework_for_plans(layout))
     assert question.hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
@@ -285,7 +310,7 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
             f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
-    memory_on_one = question.on_one_device()
+    memory_on_one, layout = planned_run(question)
     planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows)
     none_possible = not planned.plan.feasible and planned.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""

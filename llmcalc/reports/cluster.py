@@ -117,7 +117,9 @@ def report(
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
-    chosen = "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
+    chosen = (
+        "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
+    )
     notes = said([*warnings, chosen, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
     parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]

@@ -11,7 +11,7 @@ from typing import Any
 from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.simulated_run import cache_block, kernel_choices
+from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
@@ -188,7 +188,7 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     cheap: list[dict[str, Any]] = []
     if kernel_choices(settings).attention != "flash":
         cheap.append({"attn_implementation": "flash"})
-    if settings.optimizer_impl != "fused":
+    if optimizer_implementation(settings, memory.states) == "foreach":
         cheap.append({"optimizer_impl": "fused"})
     if settings.cross_entropy != "chunked":
         cheap.append({"cross_entropy": "chunked"})

@@ -11,7 +11,7 @@ from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.registry import framework_for_plans
+from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
@@ -51,14 +51,14 @@ class DeviceFitting:
 
 
 def fit_devices(memory: Memory, hardware: Hardware, asked: LayoutRequest, global_batch: int | None) -> DeviceFitting:
-    """Returns whether the training of a model fits on `asked.devices` accelerators.
+    """Returns whether the training of a model fits on `asked.devices` accelerators under `asked.framework`.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
     """
     assert asked.devices is not None
     question = DevicesQuestion(
-        LayoutEstimates(memory, framework_for_plans(asked)), hardware, asked, global_batch
+        LayoutEstimates(memory, framework(asked.framework or WITHOUT_A_NAME)), hardware, asked, global_batch
     )
     planned = question.planned(asked.devices)
     best = _best(planned)

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import framework_for_plans
+from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
@@ -157,7 +157,7 @@ def plan_of(
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
 ) -> LayoutPlan:
-    """Plans the training of a model on `asked.devices` accelerators.
+    """Plans the training of a model on `asked.devices` accelerators under `asked.framework`, which has the model.
 
     asked: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator.
@@ -168,8 +168,7 @@ def plan_of(
     micro-batches is given.
     """
     assert asked.devices is not None
-    record = framework_for_plans(asked)
-    record.check(memory, asked.framework_version or "")
+    record = framework(asked.framework or WITHOUT_A_NAME)
     use, spec = memory.states, memory.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)

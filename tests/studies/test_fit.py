@@ -53,23 +53,25 @@ def test_the_largest_numbers_fit_and_the_next_ones_do_not(run: Any, phase: str) 
     assert found["largest"]["batch" if phase == "inference" else "users"] is None
     for settings in ({"batch": number}, {"seq": found["largest"]["seq"]}):
         ((name, most),) = settings.items()
-        for value, code in ((most, 0), (most + 1, 1)):
+        for value in (most, most + 1):
             words = {"seq": 256, **{name: value}}
             got, out, _ = run(
                 "memory", SMALL, "--phase", phase, "--hardware", size, "--format", "json",
                 *(word for option, number in words.items() for word in (f"--{option}", str(number))),
             )  # fmt: skip
-            assert got == code
-            assert (json.loads(out)["fits"][0]["verdict"] == "no") == bool(code)
+            verdict = json.loads(out)["fits"][0]["verdict"]
+            assert (verdict == "fits") == (value == most)
+            assert got == (verdict == "no")
 
 
 @pytest.mark.parametrize("words", [("--phase", "inference"), ("--users", "2"), ("--phase", "decode")])
 def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: tuple[str, ...]) -> None:
-    """Without one it is training."""
+    """Without one it is inference, or training where an option of training is given."""
     of = (SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64")
     served = asked(run, *of, *words)
     assert served["workload"]["phase"] == (words[1] if words[0] == "--phase" else "inference")
-    assert asked(run, *of)["workload"]["phase"] == "training"
+    assert asked(run, *of)["workload"]["phase"] == "inference"
+    assert asked(run, *of, "--recompute", "full")["workload"]["phase"] == "training"
 
 
 def test_users_are_sequences(run: Any) -> None:

@@ -159,6 +159,7 @@ def test_sizes_that_are_given_hold(run: Any) -> None:
 @pytest.mark.parametrize("command", ["plan", "fit"])
 def test_each_device_has_a_micro_batch_if_no_step_is_given(run: Any, command: str) -> None:
     words = (command, SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--dp", "4", "--batch", "3")
+    words += ("--phase", "training")
     assert "12 sequences a step" in run(*words)[1]
 
 
@@ -187,7 +188,7 @@ def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, 
 
 
 def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
-    words = ("fit", SMALL, "--devices", "4", "--seq", "128", "--hardware", "8GiB")
+    words = ("fit", SMALL, "--devices", "4", "--seq", "128", "--hardware", "8GiB", "--phase", "training")
     found = asked(run, *words)
     assert found["verdict"] != "no"
     assert found["needed_devices"] <= 4
@@ -230,7 +231,8 @@ def test_tokens_that_ranks_of_tensors_divide(run: Any, framework: str) -> None:
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
-    found = asked(run, "fit", SMALL, "--devices", "2", "--seq", "128", "--hardware", "2GiB", code=1)
+    words = ("--devices", "2", "--seq", "128", "--hardware", "2GiB", "--phase", "training")
+    found = asked(run, "fit", SMALL, *words, code=1)
     assert found["verdict"] == "no"
     assert found["needed_devices"] > 2
     assert any(f"--devices {found['needed_devices']}" in change["option"] for change in found["changes"])
@@ -243,9 +245,9 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
         (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
         (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: only applies to many devices"),
         (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plan is for training"),
-        (("memory", SMALL, "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp, --pp"),
-        (("memory", SMALL, "--tp", "2", "--framework", "megatron"), "--framework megatron: is of training"),
-        (("memory", SMALL, "--tp", "2", "--sequence-parallel"), "--sequence-parallel: is of training"),
+        (("memory", SMALL, "--phase", "decode", "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp"),
+        (("memory", SMALL, "--phase", "decode", "--tp", "2", "--framework", "megatron"), "--framework megatron: is of"),
+        (("memory", SMALL, "--phase", "decode", "--tp", "2", "--sequence-parallel"), "--sequence-parallel: is of"),
         (
             ("memory", SMALL, "--phase", "training", "--tp", "3"),
             "--tp 3: does not divide num_attention_heads 16; expected one of 1, 2, 4, 8",
@@ -275,12 +277,31 @@ def test_an_encoder_decoder_has_layouts_without_a_pipeline(run: Any, framework: 
     assert found["refused"].get("a pipeline of an encoder-decoder is not modelled", 0) == (framework == "torch") * 3
 
 
+MEGATRON = ("--framework", "megatron")
+
+
+@pytest.mark.parametrize("words", [["t5-small"], ["bert-base"], [SMALL, "--optimizer", "sgd"]])
+def test_a_plan_without_a_framework_is_under_one_that_trains_the_model(run: Any, words: list[str]) -> None:
+    found = asked(run, "plan", *words, "--devices", "2", "--seq", "64", "--hardware", "h100", "--rows", "1")
+    assert found["framework"] == "fsdp2"
+    assert found["feasible"]
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["bert-base"], "--framework megatron: encoder models are read from launch files; expected --launch"),
-        (["t5-small"], "--framework megatron: encoder-decoder models are read from launch files; expected --launch"),
-        ([SMALL, "--optimizer", "sgd"], "--optimizer sgd: not modelled with --framework megatron; expected adamw"),
+        (
+            ["bert-base", *MEGATRON],
+            "--framework megatron: encoder models are read from launch files; expected --launch",
+        ),
+        (
+            ["t5-small", *MEGATRON],
+            "--framework megatron: encoder-decoder models are read from launch files; expected --launch",
+        ),
+        (
+            [SMALL, "--optimizer", "sgd", *MEGATRON],
+            "--optimizer sgd: not modelled with --framework megatron; expected adamw",
+        ),
         ([SMALL, "--zero", "2", "--no-reshard"], "--no-reshard: layers are gathered where weights are divided"),
     ],
 )

@@ -80,6 +80,7 @@ OPTIMIZER = Optimizer(
     name="adamw",
     implementations=("foreach", "fused", "loop"),
     states=states,
+    usual="fused",
     step=step,
     built=built,
     by_element=True,

@@ -45,6 +45,7 @@ class Optimizer:
 
     name: the word of `--optimizer`.
     implementations: how its library can run a step, the library's default on a GPU first.
+    usual: the implementation that trainers choose; None (default) where they choose none, so that the library does.
     states: (trained tensors, number format of states) → bytes of each state after the first step.
     step: allocates and frees what one step does; at the first one it makes the states.
     built: (parameters, each with whether it is a matrix of a layer; implementation; momentum) → torch's own optimizers,
@@ -68,6 +69,7 @@ class Optimizer:
     implementations: tuple[OptimizerImplementation, ...]
     states: Callable[[Sequence[TrainedTensor], str], States]
     step: Callable[[OptimizerStep], None]
+    usual: OptimizerImplementation | None = None
     built: Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None = None
     not_in_torch: str = ""
     reads_values: bool = False
@@ -80,6 +82,11 @@ class Optimizer:
     by_matrix: bool = False
     per_element: Callable[[bool], tuple[int, int] | None] = _as_the_sum
     witness: Witness = UNTESTED
+
+    @property
+    def default(self) -> OptimizerImplementation:
+        """The implementation that runs where none is named."""
+        return self.usual or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
         """The state after the first step over these tensors.

@@ -44,8 +44,8 @@ def zero_run(
     _check(training, settings)
     training = cast_adapters(training)
     implementation = training.implementation
-    if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
-        implementation = "fused"
+    if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
+        implementation = "foreach"  # torch's own choice
     training = replace(training, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
     if settings.stage == 3:
         return Stage3Run(spec, training, settings, ranks, workspace, meter)
