@@ -24,8 +24,9 @@ from .memory import (
     execution_data,
     fits_data,
     fits_table,
+    phase_parts,
     phase_rows,
-    run_text,
+    settings_text,
     term_name,
     untested_notes,
     workload_data,
@@ -116,12 +117,15 @@ def report(
     answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
-    aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
+    aside = (
+        f"{settings_text(cluster.memory, cluster.attention)}; {plural(layout.world, 'device')}: {layout_text(layout)}"
+    )
     chosen = (
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
     notes = said([*warnings, chosen, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
-    parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
+    part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
+    parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)

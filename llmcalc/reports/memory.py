@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import units
@@ -12,6 +12,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
 from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
+from ..errors import InputError
 from ..optional import TOWERS
 from ..sources.preset import Preset
 from ..workload.execution import AttentionImplementation
@@ -103,9 +104,12 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
-    aside = f"{run_text(memory_use)}, {units.count(memory_use.count.total)} parameters"
+    aside = settings_text(memory, memory.attention) + f", {units.count(memory_use.count.total)} parameters"
     notes = said([*warnings, *_notes(preset, memory, assumed)])
-    parts = Table(preset.display, COLUMNS, _rows(memory_use, device), aside, notes, answer, name="parts")
+    columns, rows = (
+        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
+    )
+    parts = Table(preset.display, columns, rows, aside, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
     return Report(memory_data(preset, memory, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
@@ -326,6 +330,61 @@ def _state_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
     ]
 
 
+def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+    """Returns the kinds of memory at the peak of each phase of a training step, as columns and rows.
+
+    whole: the run on one device, with the formats and the optimizer's states; None (default) for a rank of a layout.
+    The allocator's rounding and free blocks and the context are those of the highest phase.
+    """
+    phases = {phase: kinds for phase, kinds in device.moments.items() if kinds}
+    phases[device.peak_at.phase] = device.by_kind
+    columns = [
+        Column("part", f"{units.GIB.name} at the peak of each phase", justify="left"),
+        *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
+    ]
+
+    def at_peak(size: int) -> list[int | None]:
+        return [size if phase == device.peak_at.phase else None for phase in phases]
+
+    rows: list[Row] = []
+    for kind in device.by_kind:
+        sizes = [kinds.get(kind, 0) for kinds in phases.values()]
+        if any(sizes):
+            name = KIND_NAMES[kind] if whole is None else _kind_text(whole, kind)
+            rows.append(Row([name, *(size or None for size in sizes)]))
+            if kind == "optimizer" and whole is not None:
+                rows += _optimizer_rows(whole, list(phases.values()))
+    rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True))
+    rows += [
+        Row([f"{term_name(term)} (estimate)", *at_peak(term.bytes)])
+        for term in device.terms
+        if term.status == "estimate"
+    ][-2:]
+    return columns, [*rows, Row(["required", *at_peak(device.device_bytes)], strong=True)]
+
+
+def _kind_text(memory_use: MemoryUse, kind: str) -> str:
+    """Returns the name of a kind of memory in a training step, with its number format or the optimizer's name."""
+    name = KIND_NAMES[kind]
+    if kind == "weights" and memory_use.adapters is not None:
+        return "weights and adapters"
+    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    if kind == "optimizer" and memory_use.optimizer is not None:
+        return f"optimizer ({memory_use.optimizer.name})"
+    return f"{name} ({units.short_dtype(formats[kind])})" if formats.get(kind) else name
+
+
+def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
+    """Returns the master weights and the optimizer's states, which stay in all phases. phases: kind → bytes of each."""
+    if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
+        return []
+
+    def row(name: str, dtype: str, size: int, depth: int) -> Row:
+        return Row([f"{name} ({units.short_dtype(dtype)})" if dtype else name, *(size for _ in phases)], depth)
+
+    return _state_rows(memory_use, row)
+
+
 def phase_rows(device: DeviceMemory) -> list[Row]:
     """Returns one row per phase: its peak, the module of the peak, and memory over time."""
     rows = []
@@ -380,9 +439,47 @@ def run_text(memory_use: MemoryUse) -> str:
     return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision}"
 
 
+PRECISION_TEXTS = {
+    "bf16": "pure bf16",
+    "bf16-master": "bf16 with fp32 master weights and states",
+    "autocast": "autocast to bf16",
+}
+"""Training precision → its text in a heading."""
+
+
+def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
+    """Writes a run with what was assumed: `training of 2,048 tokens: eager attention, fused adamw, pure bf16`."""
+    memory_use = memory.states
+    if memory_use.phase != "training":
+        return run_text(memory_use)
+    precision = PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
+    adapters = memory_use.adapters
+    if adapters is not None:
+        precision = f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
+    optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
+    step = "" if optimizer is None else f"{implementation} {optimizer.name}"
+    run = run_text(memory_use).partition(" (")[0]
+    return f"{run}: " + ", ".join(text for text in (f"{attention} attention", step, precision) if text)
+
+
+def _pure_note(memory: Memory) -> str:
+    """Writes what stays in memory in pure bf16; empty for another precision than the default."""
+    if memory.states.precision != "bf16-master":
+        return ""
+    try:
+        pure = memory.with_(precision="bf16").states.total_bytes
+    except InputError:
+        return ""
+    saved = memory.states.total_bytes - pure
+    return (
+        f"in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are {units.memory(pure)}, "
+        f"{units.memory(saved)} less (--precision bf16)"
+    )
+
+
 def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
-    notes = [_execution_note(memory)]
+    notes = [_pure_note(memory), _execution_note(memory)]
     flash = memory.flash_bytes
     if flash is not None and flash < memory.device.device_bytes:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
