@@ -291,18 +291,29 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     for hook in hooks:
         hook.remove()
     stored = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
-    if stored is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
+    argument = cache_argument(model)
+    if stored is None and spec.kind == "decoder" and argument:
         config: Any = model.config
         stored = DynamicCache(config=config)  # the class fills a given cache, and creates none
-        model(**inputs, past_key_values=stored)
+        model(**inputs, **{argument: stored})
     states = [state for where, state in _module_states(model).items() if before.get(where) is not state]
     stored = [stored, *states] if states else stored
     return Pass(forward, calls, None if spec.kind == "encoder" or stored is None else cache_bytes(stored))
 
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
+"""Names of the cache in the arguments and outputs of classes: `cache` since transformers 5.24."""
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The argument of a decoder class that takes a cache; empty if it has none."""
+    arguments = signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
+
+
 def _caches_of(outputs: Any) -> Iterator[Any]:
     """The caches in a module's output, under the names that classes give them."""
-    named = (getattr(outputs, name, None) for name in ("past_key_values", "cache_params", "state"))
+    named = (getattr(outputs, name, None) for name in CACHE_NAMES)
     return (cache for cache in named if cache is not None)
 
 

@@ -163,9 +163,13 @@ FUSED_ATTENTION = ("sdpa-math", "flash")
 
 LEFT_OUT: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("CompressedAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
-    ("CompressedAttention", "--recompute"): {"attention": SEVERAL_CORES},
+    ("CompressedAttention", "--recompute"): dict.fromkeys(("attention", "selective"), SEVERAL_CORES),
     ("MergedAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
-    ("MergedAttention", "--recompute"): {"attention": SEVERAL_CORES, "full-reentrant": TWICE},
+    ("MergedAttention", "--recompute"): {
+        "attention": SEVERAL_CORES,
+        "selective": SEVERAL_CORES,
+        "full-reentrant": TWICE,
+    },
     ("LocalAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, "blocks of keys are eager alone"),
     ("DynamicMaskAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, BIASED),
     ("RelativeAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, BIASED),

@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "layers in an order that does not come again": (
         {**MIXED, "layer_types": [*["full_attention"] * 50_000, *["sliding_attention"] * 50_000]},
         ("memory",),
-        "50,000 layers that repeat no pattern are too many for memory; expected at most 1,000",
+        "50,000 layers that repeat no pattern are too many for memory; expected at most 256",
     ),
     "more kinds than may be": (
         {

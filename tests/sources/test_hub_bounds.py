@@ -129,7 +129,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
         ("org/huge", "org/huge: config.json has 5,368,709,120 bytes; expected at most 5,000,000"),
         ("org/liar", "org/liar: config.json has more bytes than the hub said; expected at most 5,000,000"),
         ("org/bomb", "org/bomb: config.json has more bytes than the hub said"),
-        ("org/loop", "org/loop: its config.json"),
+        ("org/loop", "config.json"),
         ("org/local", "org/local: "),
     ],
 )

@@ -25,7 +25,7 @@ from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScor
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops
-from llmcalc.witnesses.transformers import build, quirks_of
+from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, quirks_of
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
@@ -111,8 +111,6 @@ ENCODERS = {
     *("jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "xlm-roberta", "xlnet"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""
-KEPT = {"past_key_values", "cache_params", "state"}
-"""Names of the cache in the classes."""
 LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")
 """Fields of ops that limit the tokens read."""
 
@@ -158,7 +156,7 @@ def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
     for name, config, spec in shapes(file):
         family = config["model_type"]
         if family in WITHOUT_CACHE:
-            assert not KEPT & {*signature(build(config).forward).parameters}
+            assert not {*CACHE_NAMES} & {*signature(build(config).forward).parameters}
             continue
         more = {key for key, one in MORE.items() if family in one.families.split()}
         counted = _counted(config, spec, more)
@@ -201,9 +199,10 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
         source = ids if stem is None else torch.empty(stem.frames(BATCH), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
     out = model(**{name: ids}, **inputs)
-    kept = {word: out[word] for word in KEPT & {*out}}
+    word = next((word for word in CACHE_NAMES if word in out), "")
+    kept = {word: out[word]} if word else {}
     if not kept:  # the class fills a given cache, and creates none
-        kept = {"past_key_values": DynamicCache(config=model.config)}
+        kept = {cache_argument(model): DynamicCache(config=model.config)}
         model(**{name: ids}, **inputs, **kept)
     measured, _ = count_flops(model, lambda: model(**{name: ids[:, :1]}, **inputs, **kept))
     return measured[""]

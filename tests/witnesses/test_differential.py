@@ -111,7 +111,7 @@ def _keyless(real: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_class_that_runs_and_is_run_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from llmcalc.witnesses import transformers
 
-    monkeypatch.setattr(transformers, "run", _keyless(transformers.run_forward))
+    monkeypatch.setattr(transformers, "run_forward", _keyless(transformers.run_forward))
     assert judged(MISTRAL)[0] == "crash"
 
 

@@ -18,7 +18,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.witnesses.checks import Check, compare
 from llmcalc.witnesses.measure import count_flops, module_names
 from llmcalc.witnesses.reference import build as reference
-from llmcalc.witnesses.transformers import build
+from llmcalc.witnesses.transformers import build, cache_argument
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.workload import Phase
 from tests.builders import run_config, spec_of
@@ -39,8 +39,9 @@ def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> 
     device = next(model.parameters()).device
     for past, new in AFTER:
         ids = torch.randint(3, spec.vocab_size - 1, (2, past + new)).to(device)
-        kept: Any = model(input_ids=ids[:, :past], use_cache=True).past_key_values
-        more = {"past_key_values": kept, "use_cache": True, "logits_to_keep": 1}
+        argument = cache_argument(model)
+        kept = model(input_ids=ids[:, :past], use_cache=True)[argument]
+        more = {argument: kept, "use_cache": True, "logits_to_keep": 1}
         measured, _ = count_flops(model, partial(model, input_ids=ids[:, past:], **more))
         for form in ("auto", "expanded"):
             run = run_config(batch=2, seq=new, context=past, phase="prefill", mla=form)
