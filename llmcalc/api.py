@@ -288,7 +288,7 @@ def memory(
 
 def fit(
     model: Model,
-    hardware: str,
+    hardware: str | None = None,
     phase: MemoryPhase | None = None,
     *,
     global_batch: int | str | None = None,
@@ -299,6 +299,7 @@ def fit(
 ) -> ReportedAnswer:
     """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
 
+    hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
     """

@@ -7,7 +7,7 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .hardware import OneAccelerator
+from .hardware import accelerator_option
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
@@ -20,9 +20,12 @@ from .target_options import Reading, Writing, takes_target
 def command(
     context: typer.Context,
     target: Target,
-    hardware: OneAccelerator,
     settings: Settings,
     layout_request: LayoutRequest,
+    hardware: Annotated[
+        str | None,
+        accelerator_option(" By default common ones are listed, with the fewest of each on which it fits."),
+    ] = None,
     global_batch: Annotated[
         int | None,
         size(
@@ -57,7 +60,7 @@ def command(
         ),
         layout=layout_request,
         include=include,
-        accelerators=(find_hardware(hardware),),
+        accelerators=() if hardware is None else (find_hardware(hardware),),
         workspace=cublas_workspace,
     )
     with name_in_errors(question.preset):

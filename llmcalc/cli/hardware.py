@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,16 +14,18 @@ def complete_name(incomplete: str) -> list[str]:
     return [name for name in hardware_names() if name.startswith(incomplete.lower())]
 
 
-OneAccelerator: TypeAlias = Annotated[
-    str,
-    typer.Option(
+def accelerator_option(default: str = "") -> Any:
+    """Returns the option `--hardware` for one accelerator. default: what holds without it, as a sentence."""
+    return typer.Option(
         "--hardware",
         metavar="NAME",
-        help="The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.",
+        help=f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default}",
         autocompletion=complete_name,
         show_default=False,
-    ),
-]
+    )
+
+
+OneAccelerator: TypeAlias = Annotated[str, accelerator_option()]
 
 Names = Annotated[
     list[str] | None,

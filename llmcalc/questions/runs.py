@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
-from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
 from ..errors import InputError
@@ -70,9 +70,12 @@ class RunQuestion(RunOptions):
 
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
-        preset, expandable = self.preset, self.settings.allocator == "expandable"
-        runtime = runtime_of(self.hardware, self.workspace, expandable)
+        preset, runtime = self.preset, self.runtime_on(self.hardware)
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
+
+    def runtime_on(self, hardware: Hardware | None) -> Runtime:
+        """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""
+        return runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
 
 
 def with_implied_phase(
@@ -240,11 +243,13 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..reports import fit as reports
     from ..studies.fit import fit
     from ..studies.fit_devices import fit_devices
+    from ..studies.fit_options import hardware_options
     from ..studies.fit_serving import fit_serving
 
     layout = question.layout
     settings, preset = question.settings, question.preset
-    assert question.hardware is not None
+    if question.hardware is None:
+        return ask_which_hardware(question, global_batch)
     if layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -262,11 +267,36 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
             fitting = fit(memory_on_one, question.hardware)
-            return ReportedAnswer(fitting, lambda: reports.report(preset, fitting), fitting.fit.verdict != "no")
+            options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
+            return ReportedAnswer(
+                fitting, lambda: reports.report(preset, fitting, options), fitting.fit.verdict != "no"
+            )
         serving = fit_serving(memory_on_one, question.hardware, layout)
         return ReportedAnswer(
             serving, lambda: reports.serving_report(preset, serving), serving.best.fit.verdict != "no"
         )
+
+
+def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+    """Finds the accelerators on which a run fits, and the fewest of each.
+
+    Raises `InputError` for a number of sequences per step, which needs an accelerator.
+    """
+    from ..frameworks.registry import framework_of
+    from ..parallel.nearest import suggest_nearest_layouts
+    from ..reports.fit import options_report
+    from ..sources.hardware import COMMON_HARDWARE, load_hardware
+    from ..studies.fit_options import hardware_options
+
+    preset, layout = question.preset, question.layout
+    if global_batch is not None:
+        raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
+    with suggest_nearest_layouts(preset.model, layout, question.tokens):
+        memory_on_one = question.under(framework_of(layout)).on_one_device()
+        accelerators = map(load_hardware, COMMON_HARDWARE)
+        options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
+    fits = options[0].fit.verdict != "no"
+    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), fits)
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:

@@ -12,9 +12,10 @@ from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import Change, Fitting
 from ..studies.fit_devices import DeviceFitting
+from ..studies.fit_options import MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from .document import Column, Report, Row, Table, said
-from .memory import device_data, execution_data, run_text, verdict_of, workload_data
+from .memory import device_data, execution_data, run_text, settings_text, verdict_of, workload_data
 from .notes import plural, too_long, warned
 from .share import layout_cell, layout_text
 from .summary import model_data
@@ -35,8 +36,88 @@ CHANGE_COLUMNS = (
 VERDICTS = {"fits": "it fits", "tight": "it fits tightly", "no": "it does not fit"}
 
 
-def report(preset: Preset, fitting: Fitting) -> Report:
-    """Returns the answer as data and as two tables: the largest numbers, and the changes."""
+OPTION_COLUMNS = (
+    Column("hardware", "accelerator", justify="left"),
+    Column("devices", "fewest", units.exact),
+    Column("layout", "layout", justify="left"),
+    Column("device_bytes", f"needed, {units.GIB.name}", units.GIB.write),
+    Column("share", "share", units.percent),
+    Column("verdict", "verdict", justify="left", verdict=True),
+)
+
+
+def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOption]) -> Report:
+    """Returns the answer as data and as a table: the fewest of each accelerator on which a run fits."""
+    memory_use = memory.states
+    warnings = too_long(memory.spec, memory_use.workload)
+    first = options[0]
+    fits = first.fit.verdict != "no"
+    answer = (
+        f"it fits on {plural(first.devices, first.fit.hardware.title)}"
+        if fits
+        else f"it does not fit on up to {MOST_DEVICES} accelerators"
+    )
+    rows = [
+        Row(
+            [
+                option.fit.hardware.name,
+                option.devices,
+                "" if option.layout is None else layout_cell(option.layout),
+                option.fit.needed,
+                option.fit.share,
+                verdict_of(option.fit),
+            ]
+        )
+        for option in options
+    ]
+    nominal = "*: of the nominal memory, since the usable memory is not known"
+    notes = [
+        *warnings,
+        "by total memory; needed and share: of the accelerator that needs most",
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each; --hardware says what else would make it fit",
+        nominal if any(option.fit.nominal for option in options) else "",
+    ]
+    data = {
+        "model": model_data(preset),
+        "workload": workload_data(memory),
+        "execution": execution_data(memory),
+        "hardware": None,
+        "verdict": first.fit.verdict,
+        "device_bytes": first.fit.needed,
+        "usable_bytes": first.fit.capacity,
+        "options": options_data(options),
+    }
+    table = Table(
+        preset.display,
+        OPTION_COLUMNS,
+        rows,
+        settings_text(memory, memory.attention),
+        said(notes),
+        answer,
+        name="options",
+    )
+    return Report(data, [table], warnings=warned(preset, warnings)).of(preset.target)
+
+
+def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
+    """Returns plain data of the accelerators on which a run may be put."""
+    return [
+        {
+            "hardware": option.fit.hardware.name,
+            "devices": option.devices,
+            "layout": None if option.layout is None else option.layout.data(),
+            "verdict": option.fit.verdict,
+            "device_bytes": option.fit.needed,
+        }
+        for option in options
+    ]
+
+
+def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
+    """Returns the answer as data and as two tables: the largest numbers, and the changes.
+
+    options: numbers of the same accelerator on which the run fits; default none.
+    """
     memory_use, hardware = fitting.memory.states, fitting.fit.hardware
     rows = [
         Row([_sequences(fitting), fitting.batch, memory_use.workload.batch]),
@@ -45,7 +126,15 @@ def report(preset: Preset, fitting: Fitting) -> Report:
     screen = _Screen(
         f"{VERDICTS[fitting.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _notes(fitting)
     )
-    return screen.report(preset, fitting.memory, fitting.fit, fitting.changes, _data(preset, fitting), CHANGES_NOTE)
+    data = _data(preset, fitting) | {"options": options_data(options)}
+    more = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
+    return screen.report(preset, fitting.memory, fitting.fit, [*more, *fitting.changes], data, CHANGES_NOTE)
+
+
+def _more_devices(option: HardwareOption) -> Change:
+    """Returns the change to more accelerators."""
+    layout = "" if option.layout is None else option.layout.options()
+    return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
 
 def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:

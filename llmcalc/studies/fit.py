@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from ..accelerator import Fit, Hardware
@@ -141,7 +142,10 @@ def _crossing(excess_of: Mapping[int, int], low: int) -> int:
 
 
 def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns every single change that saves memory; if none suffices, also combinations of all cheap ones."""
+    """Returns every single change that saves memory.
+
+    If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
+    """
     training = memory.settings.phase == "training"
     cheap, costly = (_training_changes if training else _inference_changes)(memory)
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
@@ -154,9 +158,12 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
         combined: dict[str, Any] = {}
         for changes in cheap:
             combined |= changes
-        for extra in ({}, *costly):
-            candidate = _evaluate_change(memory, current, {**combined, **extra})
-            candidates += [candidate] if candidate is not None else []
+        pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
+        for several in ([{}, *costly], pairs):
+            changed = (_evaluate_change(memory, current, {**combined, **extra}) for extra in several)
+            candidates += [candidate for candidate in changed if candidate is not None]
+            if any(change.fit.verdict != "no" for change in candidates):
+                break
     fitting = [change for change in candidates if change.fit.verdict != "no"]
     insufficient = sorted(
         (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed

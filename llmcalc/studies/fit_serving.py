@@ -87,14 +87,14 @@ def replicas(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> tuple[
     Raises `InputError` where no layout is possible.
     """
     assert asked.devices is not None
-    tried = tuple(_replica(memory, hardware, layout) for layout in _layouts(memory, asked, asked.devices))
+    tried = tuple(_replica(memory, hardware, layout) for layout in serving_layouts(memory, asked, asked.devices))
     if not tried:
         raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible")
     fitting = (replica for replica in tried if replica.fit.verdict != "no")
     return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
 
 
-def _layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
+def serving_layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
     """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
     spec = memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
@@ -145,7 +145,7 @@ def _layout_on_more(memory: Memory, hardware: Hardware, asked: LayoutRequest) ->
     assert asked.devices is not None
     devices = 2 * asked.devices
     while devices <= MOST_TRIED:
-        for layout in _layouts(memory, replace(asked, dp=None), devices):
+        for layout in serving_layouts(memory, replace(asked, dp=None), devices):
             if layout.dp == 1 and _replica(memory, hardware, layout).fit.verdict != "no":
                 return layout
         devices *= 2

@@ -1,0 +1,155 @@
+"""The accelerators on which a run fits, and the fewest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ..accelerator import Fit, Hardware
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import DeviceMemory
+from ..device_memory.estimate import Memory
+from ..errors import InputError
+from ..frameworks.framework import Framework
+from ..frameworks.ranks import Cluster
+from ..frameworks.registry import framework_of, layout_of
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.layout_request import LayoutRequest
+from .fit_serving import serving_layouts
+
+MOST_DEVICES = 64
+"""Largest number of accelerators that is tried."""
+
+RuntimeOf = Callable[[Hardware], Runtime]
+"""The CUDA runtime of a run on an accelerator."""
+
+
+@dataclass(frozen=True)
+class HardwareOption:
+    """A number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
+
+    devices: int
+    layout: Layout | None
+    fit: Fit
+
+
+class _Divided:
+    """A run over a number of accelerators. Its memory is computed once for each runtime.
+
+    devices: number of accelerators.
+    layout: the layout over them; None for one accelerator.
+    """
+
+    def __init__(self, memory: Memory, layout: Layout | None, record: Framework, version: str) -> None:
+        self.devices, self.layout = 1 if layout is None else layout.world, layout
+        self._memory, self._record, self._version = memory, record, version
+        self._by_runtime: dict[Runtime, DeviceMemory] = {}
+
+    def on(self, runtime: Runtime) -> DeviceMemory:
+        """The memory of the accelerator that needs most. Raises `InputError` for an impossible layout."""
+        if runtime not in self._by_runtime:
+            if self.layout is None:
+                self._by_runtime[runtime] = self._memory.on(runtime)
+            else:
+                ranks = Cluster.of(self._memory, self.layout, self._record, self._version).on(runtime)
+                self._by_runtime[runtime] = max((rank.device for rank in ranks), key=lambda device: device.device_bytes)
+        return self._by_runtime[runtime]
+
+
+def hardware_options(
+    memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
+) -> tuple[HardwareOption, ...]:
+    """Returns the fewest of each accelerator on which a run fits, those that fit first, then by total memory.
+
+    Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
+    request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
+    runtime_of: the runtime of the run on an accelerator.
+    Raises `InputError` if no layout is possible at all.
+    """
+    divided = _Once(_divided_runs(memory, request))
+    options = [_option(divided, hardware, memory.runtime, runtime_of(hardware)) for hardware in accelerators]
+    return tuple(
+        sorted(
+            options,
+            key=lambda option: (
+                option.fit.verdict == "no",
+                option.devices * option.fit.capacity,
+                option.devices,
+                option.fit.hardware.name,
+            ),
+        )
+    )
+
+
+class _Once:
+    """The items of an iterator, which is advanced only as far as needed, and once for all who iterate."""
+
+    def __init__(self, source: Iterator[_Divided]) -> None:
+        self._source, self._items = source, list[_Divided]()
+
+    def __iter__(self) -> Iterator[_Divided]:
+        index = 0
+        while True:
+            if index == len(self._items):
+                item = next(self._source, None)
+                if item is None:
+                    return
+                self._items.append(item)
+            yield self._items[index]
+            index += 1
+
+
+def _option(divided: Iterable[_Divided], hardware: Hardware, usual: Runtime, runtime: Runtime) -> HardwareOption:
+    """Returns the fewest accelerators of a kind on which the run fits.
+
+    usual: a runtime under which each run is known, by which those that surely do not fit are passed over.
+    """
+    least: HardwareOption | None = None
+    for run in divided:
+        fit = run.on(usual).fit_on(hardware)
+        if fit.needed - (usual.context + fit.fragmentation) <= fit.capacity:
+            fit = run.on(runtime).fit_on(hardware)
+        option = HardwareOption(run.devices, run.layout, fit)
+        if fit.verdict == "fits":
+            return option
+        if least is None or fit.needed < least.fit.needed:
+            least = option
+    if least is None:
+        raise ImpossibleLayout("--devices: no layout of this number is possible")
+    return least
+
+
+def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
+    """Yields the run over more and more accelerators, in layouts that are possible."""
+    version, record = request.framework_version or "", framework_of(request)
+    for devices in _numbers(request.devices):
+        asked = replace(request, devices=devices)
+        if devices == 1:
+            yield _Divided(memory, None, record, version)
+        elif memory.settings.phase == "training":
+            yield from _possible(memory, _training_request(asked), version)
+        else:
+            layouts = (layout for layout in serving_layouts(memory, asked, devices) if layout.dp == (asked.dp or 1))
+            yield from (_Divided(memory, layout, record, version) for layout in layouts)
+
+
+def _numbers(devices: int | None) -> list[int]:
+    """The numbers of accelerators that are tried: the given one, or powers of two."""
+    return [2**i for i in range(MOST_DEVICES.bit_length())] if devices is None else [devices]
+
+
+def _training_request(request: LayoutRequest) -> LayoutRequest:
+    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for."""
+    if not request.is_undivided or request.framework not in (None, "fsdp2"):
+        return request
+    return replace(request, fsdp=request.devices, devices=None)
+
+
+def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
+    """Yields the run in the layout of a request, unless the framework does not have it."""
+    try:
+        run = _Divided(memory, layout_of(request), framework_of(request), version)
+        run.on(memory.runtime)
+    except InputError:
+        return
+    yield run
