@@ -53,7 +53,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     first = options[0]
     fits = first.fit.verdict != "no"
     answer = (
-        f"it fits on {plural(first.devices, first.fit.hardware.title)}"
+        f"{VERDICTS[first.fit.verdict]} on {plural(first.devices, first.fit.hardware.title)}"
         if fits
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )

@@ -12,7 +12,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import framework_of, layout_of
+from ..frameworks.registry import framework, framework_of, layout_of
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from .fit_serving import serving_layouts
@@ -72,7 +72,7 @@ def hardware_options(
         sorted(
             options,
             key=lambda option: (
-                option.fit.verdict == "no",
+                ("fits", "tight", "no").index(option.fit.verdict),
                 option.devices * option.fit.capacity,
                 option.devices,
                 option.fit.hardware.name,
@@ -124,7 +124,7 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     version, record = request.framework_version or "", framework_of(request)
     for devices in _numbers(request.devices):
         asked = replace(request, devices=devices)
-        if devices == 1:
+        if devices == 1 and asked.is_undivided:
             yield _Divided(memory, None, record, version)
         elif memory.settings.phase == "training":
             yield from _possible(memory, _training_request(asked), version)
@@ -139,10 +139,17 @@ def _numbers(devices: int | None) -> list[int]:
 
 
 def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for."""
-    if not request.is_undivided or request.framework not in (None, "fsdp2"):
+    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for.
+
+    Raises `InputError` for a framework that does not shard weights, whose layouts need a plan.
+    """
+    if not request.is_undivided:
         return request
-    return replace(request, fsdp=request.devices, devices=None)
+    if request.framework is not None and framework(request.framework).layouts.zero != 3:
+        raise InputError(
+            f"--framework {request.framework}: its layouts are planned for one kind of accelerator; add --hardware"
+        )
+    return replace(request, zero=3)
 
 
 def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
