@@ -162,6 +162,7 @@ def devices_report(preset: Preset, fitting: DeviceFitting) -> Report:
         **_fit_data(fit),
         "needed_devices": fitting.needed,
         "needed_layout": None if fitting.fewest is None else fitting.fewest.layout.data(),
+        "options": options_data([HardwareOption(planned.devices, best.layout, fit)]),
         "largest": {"batch": fitting.batch, "seq": fitting.seq, "users": None},
         "changes": _changes_data(fitting.changes),
     }
@@ -201,6 +202,7 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         "rank": best.rank,
         "needed_devices": serving.needed,
         "needed_layout": None if serving.fewest is None else serving.fewest.data(),
+        "options": options_data([HardwareOption(devices, best.layout, fit)]),
         "layouts": [
             {"layout": replica.layout.data(), "device_bytes": replica.fit.needed, "verdict": replica.fit.verdict}
             for replica in serving.tried

@@ -64,8 +64,11 @@ def hardware_options(
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
     runtime_of: the runtime of the run on an accelerator.
-    Raises `InputError` if no layout is possible at all.
+    Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
+    trains, name = memory.settings.phase == "training", request.framework
+    if trains and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
+        raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided = _Once(_divided_runs(memory, request))
     options = [_option(divided, hardware, memory.runtime, runtime_of(hardware)) for hardware in accelerators]
     return tuple(
@@ -139,17 +142,8 @@ def _numbers(devices: int | None) -> list[int]:
 
 
 def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for.
-
-    Raises `InputError` for a framework that does not shard weights, whose layouts need a plan.
-    """
-    if not request.is_undivided:
-        return request
-    if request.framework is not None and framework(request.framework).layouts.zero != 3:
-        raise InputError(
-            f"--framework {request.framework}: its layouts are planned for one kind of accelerator; add --hardware"
-        )
-    return replace(request, zero=3)
+    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for."""
+    return replace(request, zero=3) if request.is_undivided else request
 
 
 def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:

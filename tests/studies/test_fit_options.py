@@ -1,0 +1,90 @@
+"""`llmcalc fit` without `--hardware`: the fewest of each accelerator, as `memory` counts them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmcalc.sources.hardware import COMMON_HARDWARE
+
+SMALL = "qwen3-0.6b?num_hidden_layers=6"
+
+
+def options(run: Any, *words: str, code: int = 0) -> list[dict[str, Any]]:
+    got, out, err = run("fit", *words, "--format", "json")
+    assert got == code, err
+    found: list[dict[str, Any]] = json.loads(out)["options"]
+    return found
+
+
+def layout_words(layout: dict[str, Any] | None) -> list[str]:
+    if layout is None:
+        return []
+    sharded = ["--zero", "3"] if layout["zero"] == 3 else []
+    sizes = [word for name in ("tp", "pp") if layout[name] > 1 for word in (f"--{name}", str(layout[name]))]
+    return ["--devices", str(layout["world"]), *sizes, *sharded]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (SMALL, "--users", "64", "--seq", "16k"),
+        ("llama3.2-1b?num_hidden_layers=8", "--optimizer", "adamw", "--seq", "64"),
+    ],
+)
+def test_each_is_what_memory_says_of_it(run: Any, words: tuple[str, ...]) -> None:
+    found = options(run, *words)
+    assert {option["hardware"] for option in found} == set(COMMON_HARDWARE)
+    several = [option for option in found if option["devices"] > 1]
+    assert several
+    for option in (found[0], several[0], several[-1]):
+        code, out, err = run(
+            "memory", *words, *layout_words(option["layout"]), "--hardware", option["hardware"],
+            "--format", "json",
+        )  # fmt: skip
+        assert code == (option["verdict"] == "no"), err
+        (fit,) = json.loads(out)["fits"]
+        assert (fit["device_bytes"], fit["verdict"]) == (option["device_bytes"], option["verdict"])
+
+
+def test_fewer_do_not_fit(run: Any) -> None:
+    words = (SMALL, "--users", "64", "--seq", "16k")
+    option = next(option for option in options(run, *words) if option["devices"] > 1)
+    fewer = options(run, *words, "--devices", str(option["devices"] // 2), "--hardware", option["hardware"], code=1)
+    assert all(other["verdict"] == "no" for other in fewer)
+
+
+def test_those_that_fit_come_first_and_sizes_that_are_given_hold(run: Any) -> None:
+    found = options(run, "llama3-70b", "--tp", "4")
+    verdicts = [option["verdict"] for option in found]
+    assert verdicts == sorted(verdicts, key=("fits", "tight", "no").index)
+    assert {option["layout"]["tp"] for option in found} == {4}
+
+
+def test_exit_code_1_where_none_fits(run: Any) -> None:
+    found = options(run, "deepseek-v3", "--devices", "1", code=1)
+    assert {option["verdict"] for option in found} == {"no"}
+
+
+def test_one_accelerator_proposes_more_of_it(run: Any) -> None:
+    code, out, _ = run("fit", "llama3-70b", "--hardware", "h100", "--format", "json")
+    document = json.loads(out)
+    assert code == 1
+    assert [(option["devices"], option["verdict"]) for option in document["options"]] == [(2, "fits")]
+    assert "--devices 2 --tp 2" in run("fit", "llama3-70b", "--hardware", "h100")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--devices", "3", "--tp", "2"), "--devices: no layout of this number is possible"),
+        (("--framework", "megatron"), "--framework megatron: its layouts are planned for one kind of accelerator"),
+        (("--global-batch", "8"), "--global-batch: only applies to one kind of accelerator; add --hardware"),
+    ],
+)
+def test_what_it_does_not_answer(run: Any, words: tuple[str, ...], message: str) -> None:
+    code, out, err = run("fit", SMALL, *words)
+    assert (code, out) == (2, "")
+    assert message in err
