@@ -234,7 +234,7 @@ TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
 """What the verdict `tight` means, as tables say it."""
 
 
-def fits(needed: int, fragmentation: int, hardware: Iterable[Hardware]) -> list[Fit]:
+def fits(needed: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
     """Whether that many bytes fit on each accelerator alone, smallest memory first. Arguments as of `Fit`."""
     return sorted(
         (Fit(accelerator, needed, fragmentation) for accelerator in hardware),

@@ -87,19 +87,23 @@ def with_implied_phase(
     option_of_training: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    from ..frameworks.registry import framework
-
-    trains_only = layout.framework is not None and not framework(layout.framework).serves
     asked_by = (
-        training_option(settings)
-        or training_option(layout)
-        or (f"--framework {layout.framework}" if trains_only else option_of_training)
+        training_option(settings) or training_option(layout) or _framework_of_training(layout) or option_of_training
     )
     if is_given("phase") or not asked_by:
         return settings
     if is_given("users"):
         raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
     return settings.with_(phase="training")
+
+
+def _framework_of_training(layout: LayoutRequest) -> str:
+    """The option that names a framework which only trains; empty without one."""
+    if layout.framework is None:
+        return ""
+    from ..frameworks.registry import framework
+
+    return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:

@@ -92,7 +92,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         OPTION_COLUMNS,
         rows,
         settings_text(memory, memory.attention),
-        said(notes),
+        [note for note in notes if note],
         answer,
         name="options",
     )

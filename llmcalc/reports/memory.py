@@ -104,7 +104,8 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
-    aside = settings_text(memory, memory.attention) + f", {units.count(memory_use.count.total)} parameters"
+    parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
+    aside = settings_text(memory, memory.attention) + parameters
     notes = said([*warnings, *_notes(preset, memory, assumed)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
@@ -441,14 +442,14 @@ def run_text(memory_use: MemoryUse) -> str:
 
 PRECISION_TEXTS = {
     "bf16": "pure bf16",
-    "bf16-master": "bf16 with fp32 master weights and states",
+    "bf16-master": "bf16 with fp32 master weights",
     "autocast": "autocast to bf16",
 }
 """Training precision → its text in a heading."""
 
 
 def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
-    """Writes a run with what was assumed: `training of 2,048 tokens: eager attention, fused adamw, pure bf16`."""
+    """Writes a run with what was assumed: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
@@ -459,7 +460,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
     step = "" if optimizer is None else f"{implementation} {optimizer.name}"
     run = run_text(memory_use).partition(" (")[0]
-    return f"{run}: " + ", ".join(text for text in (f"{attention} attention", step, precision) if text)
+    return f"{run}: " + ", ".join(text for text in (attention, step, precision) if text)
 
 
 def _pure_note(memory: Memory) -> str:
@@ -472,8 +473,8 @@ def _pure_note(memory: Memory) -> str:
         return ""
     saved = memory.states.total_bytes - pure
     return (
-        f"in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are {units.memory(pure)}, "
-        f"{units.memory(saved)} less (--precision bf16)"
+        "in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are "
+        f"{units.memory(pure)}, {units.memory(saved)} less (--precision bf16)"
     )
 
 

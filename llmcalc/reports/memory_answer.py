@@ -51,7 +51,7 @@ class MemoryAnswer(Answer):
         """Whether the run fits on each named accelerator, in their order, or on common ones, by size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
-            return fits(device.device_bytes, device.fragmentation, map(load_hardware, COMMON_HARDWARE))
+            return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)
         expandable = self.memory.settings.allocator == "expandable"
         return [
             self.largest_on(runtime_of(hardware, self.workspace, expandable)).fit_on(hardware)

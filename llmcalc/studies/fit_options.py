@@ -126,13 +126,15 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     """Yields the run over more and more accelerators, in layouts that are possible."""
     version, record = request.framework_version or "", framework_of(request)
     for devices in _numbers(request.devices):
-        asked = replace(request, devices=devices)
-        if devices == 1 and asked.is_undivided:
+        numbered = replace(request, devices=devices)
+        if devices == 1 and numbered.is_undivided:
             yield _Divided(memory, None, record, version)
         elif memory.settings.phase == "training":
-            yield from _possible(memory, _training_request(asked), version)
+            yield from _possible(memory, _training_request(numbered), version)
         else:
-            layouts = (layout for layout in serving_layouts(memory, asked, devices) if layout.dp == (asked.dp or 1))
+            layouts = (
+                layout for layout in serving_layouts(memory, numbered, devices) if layout.dp == (numbered.dp or 1)
+            )
             yield from (_Divided(memory, layout, record, version) for layout in layouts)
 
 

@@ -80,16 +80,16 @@ def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Ser
     )
 
 
-def replicas(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
-    """Returns the layouts of inference on `asked.devices` accelerators, most replicas first, and the best of them.
+def replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
+    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best of them.
 
     The best one is the first that fits, or the one that requires least.
     Raises `InputError` where no layout is possible.
     """
-    assert asked.devices is not None
-    tried = tuple(_replica(memory, hardware, layout) for layout in serving_layouts(memory, asked, asked.devices))
+    assert request.devices is not None
+    tried = tuple(_replica(memory, hardware, layout) for layout in serving_layouts(memory, request, request.devices))
     if not tried:
-        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible")
+        raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
     fitting = (replica for replica in tried if replica.fit.verdict != "no")
     return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
 

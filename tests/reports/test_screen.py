@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
 def test_all_of_it_is_in_the_notes_and_in_other_formats(run: Any) -> None:
     words = ("memory", "gpt2", "--phase", "training", "--seq", "256")
     short, whole = run(*words).out, run(*words, "--notes").out
-    assert "1 more table, 17 more rows" in short
+    assert re.search("[0-9] more tables?, [0-9]+ more rows", short)
     assert "Over time" not in short
     assert "m3-ultra" not in short
     assert "Over time" in whole
