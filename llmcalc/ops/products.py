@@ -38,28 +38,29 @@ class IdentityExperts(Op):
     count: Number
     maps: tuple[ExpertLinear, ...]
 
-    def _one(self) -> Number:
+    def _expert_params(self) -> Number:
         """The parameters of one real expert."""
         size: Number = 0
-        for one in self.maps:
-            size = add(size, one.one())
+        for linear in self.maps:
+            size = add(size, linear.expert_params())
         return size
 
     def spared_at_most(self) -> Number:
-        """The most parameters that a token can avoid, with as many identity experts as possible."""
-        return minimum(self.maps[0].top_k, self.count) * self._one()
+        """The most parameters that a token can skip, when it selects as many identity experts as possible."""
+        return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
     def spared_evenly(self) -> Number:
-        """The parameters that a token avoids on average if all experts, identity or not, are equally likely: t·Z/(E +
-        Z) of its t experts; rounded up.
+        """The parameters that a token skips on average if all experts, identity or not, are equally likely.
+
+        With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """
         experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
-        return ceil_div(top_k * self.count * self._one(), experts + self.count)
+        return ceil_div(top_k * self.count * self._expert_params(), experts + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLinear(Op):
-    """A block-diagonal linear layer: `blocks` blocks, each from its part of x to its part of y.
+    """A block-diagonal linear layer: each of `blocks` blocks maps one slice of x to one slice of y.
 
     W: [blocks, n_out / blocks, n_in / blocks].
     """
@@ -142,8 +143,9 @@ class BlockSums(Op):
 
 @dataclass(frozen=True, slots=True)
 class StreamMix(Op):
-    """Per token, the product of a [streams, streams] matrix and the streams, [streams, width], neither a parameter
-    (hyper-connections).
+    """Per token, the product of a [streams, streams] matrix and the residual streams (hyper-connections).
+
+    The streams are [streams, width]. Neither factor is a parameter.
     """
 
     effects = FLOPS
@@ -158,7 +160,7 @@ class StreamMix(Op):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets(Op):
-    """Two vectors of parameters: an offset for each of `weights` weights, and a scale for each of their `kinds`."""
+    """Parameters of hyper-connections: an offset per stream weight, and a scale per kind of weight."""
 
     effects = PARAMS
 

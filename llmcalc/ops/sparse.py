@@ -1,4 +1,4 @@
-"""Attention of fewer architectures: to selected keys, to blocks, to compressed entries, and their caches."""
+"""Attention to selected keys, to blocks or to compressed entries, and its caches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MaskedCore(AttentionCore):
     def pairs(self, s: RunConfig) -> Number:
         if s.pairs == "full":
             return AttentionCore.pairs(self, s)
-        most = self.keep if self.window is None else minimum(self.keep, self.window)
-        return AttentionCore.pairs(replace(self, window=most), s)
+        key_limit = self.keep if self.window is None else minimum(self.keep, self.window)
+        return AttentionCore.pairs(replace(self, window=key_limit), s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,30 @@ class BlockCore(AttentionCore):
     def chooses(self) -> bool:
         return True
 
-    def _seen(self, n: Number) -> Number:
-        """Pairs of the first n tokens: all pairs while they fill at most `blocks` blocks; then `blocks` − 1 blocks, and
-        the token's own block up to itself.
+    def _visible_pairs(self, n: Number) -> Number:
+        """The number of (query, key) pairs of the first n tokens.
+
+        These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
+        own block up to the token.
         """
-        first = minimum(n, self.block * self.blocks)
-        rest = n - first
-        whole = floor_div(rest, self.block)
-        own = whole * triangle(self.block) + triangle(rest - whole * self.block)
-        return triangle(first) + rest * (self.blocks - 1) * self.block + own
+        unlimited = minimum(n, self.block * self.blocks)
+        later = n - unlimited
+        whole_blocks = floor_div(later, self.block)
+        own_block_pairs = whole_blocks * triangle(self.block) + triangle(later - whole_blocks * self.block)
+        return triangle(unlimited) + later * (self.blocks - 1) * self.block + own_block_pairs
 
     def pairs(self, s: RunConfig) -> Number:
         past, new = s.past(self.rows), s.new(self.rows)
         if s.pairs == "full" and s.phase != "decode":
             return new * (new + past)
-        return self._seen(past + new) - self._seen(past)
+        return self._visible_pairs(past + new) - self._visible_pairs(past)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCore(AttentionCore):
-    """Each block of radius + 1 queries against three blocks of keys, padding included, and against every sum of
-    `global_block` tokens (LongT5).
+    """Attention of each block of queries to three blocks of keys and to every sum of `global_block` tokens (LongT5).
 
-    The mask allows keys at most `radius` away, and all sums.
+    A block has radius + 1 tokens, padding included. The mask allows keys at most `radius` away, and all sums.
     """
 
     radius: Number = 1
@@ -75,13 +76,13 @@ class LocalCore(AttentionCore):
         if s.pairs == "full":
             block = self.radius + 1
             return ceil_div(new, block) * block * add(3 * block, sums)
-        near = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), s)
-        return add(near, new * sums)
+        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), s)
+        return add(local_pairs, new * sums)
 
 
 @dataclass(frozen=True, slots=True)
 class EntryScores(AttentionCore):
-    """Each token against every entry of `rate` whole tokens before it, at most `chosen` of them (DeepSeek-V4)."""
+    """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
 
     rate: Number = 1
     chosen: Number = None
@@ -90,29 +91,30 @@ class EntryScores(AttentionCore):
     def chooses(self) -> bool:
         return self.chosen is not None
 
-    def _seen(self, n: Number) -> Number:
-        """Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
+    def _visible_pairs(self, n: Number) -> Number:
+        """The number of (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
-            return self._sum(m) + (n - m) * self.chosen
-        return self._sum(n)
+            return self._unlimited_pairs(m) + (n - m) * self.chosen
+        return self._unlimited_pairs(n)
 
-    def _sum(self, n: Number) -> Number:
+    def _unlimited_pairs(self, n: Number) -> Number:
         q = floor_div(n, self.rate)
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
     def pairs(self, s: RunConfig) -> Number:
         past, new = s.past(self.rows), s.new(self.rows)
         if s.pairs != "full":
-            return self._seen(past + new) - self._seen(past)
+            return self._visible_pairs(past + new) - self._visible_pairs(past)
         entries = floor_div(past + new, self.rate)
         return new * (minimum(entries, self.chosen) if self.chosen is not None and s.phase == "decode" else entries)
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceScores(Op):
-    """The product, per head, of each token's query with the projection of every distance; two distances per token
-    (XLNet).
+    """The product, per head, of each token's query with the projection of every distance (XLNet).
+
+    There are two distances per token.
     """
 
     effects = FLOPS
@@ -127,7 +129,7 @@ class DistanceScores(Op):
 
 @dataclass(frozen=True, slots=True)
 class EntryCache(Op):
-    """One entry per `rate` tokens, and `rest` elements for each token that does not fill an entry yet (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens, and `rest` elements per token not yet in an entry (DeepSeek-V4)."""
 
     effects = CACHE
 
@@ -145,8 +147,9 @@ class EntryCache(Op):
 
 @dataclass(frozen=True, slots=True)
 class LastWindow(Op):
-    """The last window of `rate` tokens, which the next entry reads: `width` elements and as many weights per token.
-    Empty before the first whole window (DeepSeek-V4).
+    """The cached window of `rate` tokens that the next entry reads: `width` elements and as many weights per token.
+
+    It is empty before the first full window (DeepSeek-V4).
     """
 
     effects = CACHE
