@@ -135,9 +135,9 @@ def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -
 
 def _crossing(excess_of: Mapping[int, int], low: int) -> int:
     """Returns where the line through `low` and the point before it reaches the capacity; far away without a slope."""
-    before = max((number for number in excess_of if number < low), default=low)
-    rise = excess_of[low] - excess_of[before]
-    return low + (low - before) * -excess_of[low] // rise if rise > 0 else WIDEN * low
+    lower_number = max((number for number in excess_of if number < low), default=low)
+    rise = excess_of[low] - excess_of[lower_number]
+    return low + (low - lower_number) * -excess_of[low] // rise if rise > 0 else WIDEN * low
 
 
 def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Change]:
@@ -167,10 +167,12 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
 def _evaluate_change(memory: Memory, current: Fit, changes: Mapping[str, Any]) -> Change | None:
     """Returns a change with its verdict; None if the run is impossible or needs no less memory."""
     try:
-        needed = memory.with_(**changes).device.device_bytes
+        required_bytes = memory.with_(**changes).device.device_bytes
     except InputError:
         return None
-    return Change(as_options(changes), Fit(current.hardware, needed)) if needed < current.needed else None
+    return (
+        Change(as_options(changes), Fit(current.hardware, required_bytes)) if required_bytes < current.needed else None
+    )
 
 
 def as_options(changes: Mapping[str, Any]) -> str:
