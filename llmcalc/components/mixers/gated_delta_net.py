@@ -1,5 +1,6 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention with a decaying state that the
-delta rule corrects.
+"""Gated DeltaNet: linear attention with a decaying state that the delta rule corrects.
+
+Yang, Kautz & Hatamizadeh 2024 (arXiv:2412.06464).
 
 Queries, keys and values pass a short convolution. Each value head has a state matrix of key dimension × value
 dimension, updated by the delta rule (`delta_rule.py`); the output is normalized and gated. transformers:
@@ -102,11 +103,11 @@ class GatedDeltaNet(TokenMixer):
         speed = f.act(f.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = f.alternatives(
-            chunked=lambda: f.core("core", rule, *read, axes=values, about=about),
-            step=lambda: f.core("core", Elementwise(), *read, axes=values, about=about),
+            chunked=lambda: f.core("core", rule, *inputs, axes=values, about=node_fields),
+            step=lambda: f.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
         )
         f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = f.act(f.linear("g_proj", x, *values), "silu")
@@ -149,7 +150,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedDeltaNetReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Gated DeltaNet. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
