@@ -58,8 +58,16 @@ MUTANTS = (
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
-    Mutant("sources/huggingface/families/deepseek/deepseek.py", "width * shared) if shared", "width) if shared"),
-    Mutant("sources/huggingface/parts.py", "part = share if part is None else part", "part = share"),
+    Mutant(
+        "sources/huggingface/families/deepseek/deepseek.py",
+        "width * shared_count) if shared_count",
+        "width) if shared_count",
+    ),
+    Mutant(
+        "sources/huggingface/parts.py",
+        "rotary_share = share if rotary_share is None else rotary_share",
+        "rotary_share = share",
+    ),
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
     # the simulator

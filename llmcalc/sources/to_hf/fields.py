@@ -22,11 +22,11 @@ from .facts import Facts
 
 
 def _positions(s: Facts) -> int:
-    """Rows of the position embedding, or the context length."""
+    """Returns the rows of the position embedding, or the context length."""
     if isinstance(s.first.position, Learned):
         return s.first.position.max_position_embeddings
-    found: int = present(s.spec.max_position_embeddings)
-    return found
+    positions: int = present(s.spec.max_position_embeddings)
+    return positions
 
 
 def _act(s: Facts) -> str:
@@ -38,14 +38,14 @@ def _act(s: Facts) -> str:
 
 
 def _kv_heads(s: Facts) -> int:
-    """Number of key/value heads; the number of query heads if the spec does not state it."""
+    """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
     mixer = s.find(Attention) if any(isinstance(m, Attention) for m in s.mixers) else None
-    many = (
+    stated = (
         s.named("num_key_value_heads")
         if mixer is None and not _latent(s)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = many or s.named("num_attention_heads")
+    heads: int = stated or s.named("num_attention_heads")
     return heads
 
 
@@ -62,7 +62,7 @@ def _attention_bias(s: Facts) -> bool:
 
 
 def _mlp_bias(s: Facts) -> bool:
-    """Bias of the dense FFN; without one, of the shared expert; without one, of the experts."""
+    """Returns the bias of the dense FFN, else of the shared expert, else of the experts."""
     with suppress(Absent):
         return s.dense.up_bias
     with suppress(Absent):
@@ -79,11 +79,11 @@ def _shared_width(s: Facts) -> int:
 
 
 def _shared_experts(s: Facts) -> int | None:
-    """Width of the shared expert as a multiple of a routed expert's width."""
-    many, rest = divmod(_shared_width(s), s.moe.expert.intermediate_size)
-    if rest:
+    """Returns the width of the shared expert as a multiple of a routed expert's width."""
+    count, remainder = divmod(_shared_width(s), s.moe.expert.intermediate_size)
+    if remainder:
         raise Absent
-    return many
+    return count
 
 
 def _identities(s: Facts) -> int:
@@ -93,12 +93,12 @@ def _identities(s: Facts) -> int:
 def _labels(s: Facts) -> int:
     if isinstance(s.spec.head, Classifier):
         return s.spec.head.num_labels
-    found: int = present(present(s.spec.pooler).num_labels)
-    return found
+    labels: int = present(present(s.spec.pooler).num_labels)
+    return labels
 
 
 def _latest(s: Facts) -> int | None:
-    """Number of layers below the first layer with a window."""
+    """Returns the number of layers below the first layer with a window."""
     return next((i for i, window in enumerate(s.windows) if window is not None), len(s.layers))
 
 
@@ -109,8 +109,8 @@ def _bidirectional(s: Facts) -> bool:
 
 
 def _prediction(s: Facts) -> int:
-    found: int = present(s.spec.mtp).num_nextn_predict_layers
-    return found
+    modules: int = present(s.spec.mtp).num_nextn_predict_layers
+    return modules
 
 
 def _theta(s: Facts) -> float:
@@ -118,8 +118,8 @@ def _theta(s: Facts) -> float:
 
 
 def _buckets(s: Facts) -> RelativeBias:
-    found: RelativeBias = s.typed("relative_bias") if s.first.relative_bias is None else s.first.relative_bias
-    return found
+    bias: RelativeBias = s.typed("relative_bias") if s.first.relative_bias is None else s.first.relative_bias
+    return bias
 
 
 FIELDS: dict[str, Callable[[Facts], Any]] = {

@@ -10,17 +10,17 @@ from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import Section, biased, projector, side, vit
 
 
-def _whisper(c: Config, width: str, depth: str, heads: str, inner: str) -> Table:
-    """Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, h, many, rows = layernorm(), c.size(width), c.size(heads), c.size("max_source_positions")
+def _whisper(c: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
+    """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
+    norm, h, head_count, rows = layernorm(), c.size(width), c.size(heads), c.size("max_source_positions")
     mixer = {
-        "num_attention_heads": many,
-        "head_dim": c.divided(heads, h, many),
+        "num_attention_heads": head_count,
+        "head_dim": c.divided(heads, h, head_count),
         "q_bias": True,
         "v_bias": True,
         "o_bias": True,
     }
-    network = mlp(c.size(inner), c.choice(ACTIVATIONS, "activation_function"))
+    network = mlp(c.size(ffn_width), c.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": c.size(depth),
         "block": {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"},
@@ -31,15 +31,15 @@ def _whisper(c: Config, width: str, depth: str, heads: str, inner: str) -> Table
     return {"type": "audio", "hidden_size": h, "stack": stack}
 
 
-def _qwen2_audio(outer: Config, c: Config, width: int) -> Table:
+def _qwen2_audio(wrapper: Config, c: Config, width: int) -> Table:
     tower = _whisper(c, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
     return {"audio_tower": tower, "multi_modal_projector": projector(c.size("d_model"), (width, True, "identity"))}
 
 
-def _voxtral(outer: Config, c: Config, width: int) -> Table:
-    """Voxtral: consecutive positions are concatenated, as many as fill the FFN width of the encoder's layers."""
+def _voxtral(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper(c, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    h, act = c.size("hidden_size"), outer.choice(ACTIVATIONS, "projector_hidden_act")
+    h, act = c.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = c.divided("hidden_size", c.size("intermediate_size"), h)
     return {
         "audio_tower": tower,
@@ -47,9 +47,10 @@ def _voxtral(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
-    """Phi-4-multimodal's vision encoder: SigLIP with its head, average pooling of square blocks of patches, vectors for
-    ends of lines and between images, two linear layers.
+def _phi4_vision(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of blocks of patches.
+
+    Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
     norm = layernorm(c.number("layer_norm_eps"))
     block = biased(c, norm)
@@ -63,9 +64,10 @@ def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
-    """Phi-4-multimodal's audio encoder: a conformer with a relative position bias; two linear layers for audio alone
-    and two for audio with images.
+def _phi4_audio(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Phi-4-multimodal's audio encoder: a conformer with a relative position bias.
+
+    It has two linear layers for audio alone and two for audio with images.
     """
     if c.has("head_dim"):
         raise c.wrong("head_dim", c.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted")
@@ -85,9 +87,9 @@ def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
         pitches = (pitches - 1) // 2 + 1
     if c.has("nemo_final_size"):
         c.must("nemo_final_size", pitches)
-    first = {"channels": c.size("nemo_conv_channels"), "bias": True}
-    halvings = [first, *({**first, "separable": True} for _ in range(reduction.bit_length() - 2))]
-    below = {"num_mel_bins": c.size("input_size"), "convolutions": halvings, "bias": True, "standardize": True}
+    first_conv = {"channels": c.size("nemo_conv_channels"), "bias": True}
+    halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    subsampling = {"num_mel_bins": c.size("input_size"), "convolutions": halvings, "bias": True, "standardize": True}
     convolution = {
         "kernel_size": c.size("kernel_size"),
         "hidden_act": c.choice(ACTIVATIONS, "conv_activation"),
@@ -108,7 +110,7 @@ def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
     tower = {
         "type": "conformer",
         "hidden_size": h,
-        "subsampling": below,
+        "subsampling": subsampling,
         "num_hidden_layers": c.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
@@ -117,8 +119,8 @@ def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
         "relative_buckets": c.size("bias_max_distance") * (1 if c.flag("bias_symmetric") else 2),
     }
     maps = ((width, True, "gelu"), (width, True, "identity"))
-    up = projector(h, *maps, frames=c.size("downsample_rate"))
-    return {"audio_encoder": tower, "audio_projector": up, "audio_vision_projector": up}
+    audio_projector = projector(h, *maps, frames=c.size("downsample_rate"))
+    return {"audio_encoder": tower, "audio_projector": audio_projector, "audio_vision_projector": audio_projector}
 
 
 QWEN2_AUDIO: Table = {

@@ -1,5 +1,6 @@
-"""Gemma 4's vision and audio encoders, and Gemma 3n's audio encoder. transformers: models/gemma4, gemma4_unified,
-gemma3n.
+"""Gemma 4's vision and audio encoders, and Gemma 3n's audio encoder.
+
+transformers: models/gemma4, gemma4_unified, gemma3n.
 
 The unified Gemma 4 has no encoders: patches of pixels and raw frames of audio are each projected to the text's width.
 
@@ -16,9 +17,10 @@ from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm,
 from .section import Section, projector, vit
 
 
-def _gemma4_vision(outer: Config, c: Config, width: int) -> Table:
-    """Gemma 4's vision encoder: two position embeddings, gated layers with four norms, and linear layers whose input
-    and output may be clamped (four bounds each).
+def _gemma4_vision(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
+
+    The input and output of linear layers may be clamped (four bounds each).
     """
     norm, eps = rmsnorm(c.number("rms_norm_eps")), c.number("rms_norm_eps")
     mixer = attention(c, v_norm=rmsnorm(eps, weight=False), **qk_norm(norm))
@@ -31,17 +33,17 @@ def _gemma4_vision(outer: Config, c: Config, width: int) -> Table:
     positions = {"rows": c.size("position_embedding_size"), "axes": 2}
     clamps = 4 * 7 if c.flag("use_clipped_linears") else 0
     tower = vit(c, block, positions=positions, standardize=c.flag("standardize"), clamps=clamps)
-    pooled: Table = {"merge": c.size("pooling_kernel_size"), "merged": "mean", "norm": rmsnorm(eps, weight=False)}
+    pooling: Table = {"merge": c.size("pooling_kernel_size"), "merged": "mean", "norm": rmsnorm(eps, weight=False)}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(c.size("hidden_size"), (width, False, "identity"), **pooled),
+        "embed_vision": projector(c.size("hidden_size"), (width, False, "identity"), **pooling),
     }
 
 
 def _conformer(
     c: Config, heads: str, depth: str, kernel: str, left: str, right: str, act: str, subsampling: Table, **fields: Any
 ) -> Table:
-    """The layers of the Universal Speech Model; the arguments are the config fields of their sizes."""
+    """Returns the layers of the Universal Speech Model; the arguments are the config fields of their sizes."""
     width, norm = c.size("hidden_size"), rmsnorm(c.number("rms_norm_eps"))
     c.divided(heads, width, c.size(heads))
     mixer = {
@@ -66,24 +68,28 @@ def _conformer(
 
 def _pair(c: Config, name: str) -> list[int]:
     """Reads two positive integers."""
-    given = c.get(name)
+    stated = c.get(name)
     if (
-        not isinstance(given, list | tuple)
-        or len(given) != 2
-        or any(type(n) is not int or not 0 < n <= LARGEST for n in given)
+        not isinstance(stated, list | tuple)
+        or len(stated) != 2
+        or any(type(n) is not int or not 0 < n <= LARGEST for n in stated)
     ):
-        raise c.wrong(name, given, "two positive whole numbers")
-    return list(given)
+        raise c.wrong(name, stated, "two positive whole numbers")
+    return list(stated)
 
 
-def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
-    """Gemma 4's audio encoder: its class requires as many channels in the first convolution as mel bins."""
-    first, second = _pair(c, "subsampling_conv_channels")
-    if first < 4:
-        raise c.wrong("subsampling_conv_channels", first, "4 channels or more")
+def _gemma4_audio(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
+    first_channels, second_channels = _pair(c, "subsampling_conv_channels")
+    if first_channels < 4:
+        raise c.wrong("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(c.number("rms_norm_eps"), bias=False)
-    below = {"num_mel_bins": first // 4 * 4, "convolutions": [{"channels": first}, {"channels": second}], "norm": norm}
-    inner, act = c.size("output_proj_dims"), c.choice(ACTIVATIONS, "hidden_act")
+    subsampling = {
+        "num_mel_bins": first_channels // 4 * 4,
+        "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
+        "norm": norm,
+    }
+    output_width, act = c.size("output_proj_dims"), c.choice(ACTIVATIONS, "hidden_act")
     contexts = ("attention_context_left", "attention_context_right")
     clamps = 4 * 10 if c.flag("use_clipped_linears") else 0
     tower = _conformer(
@@ -93,33 +99,36 @@ def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
         "conv_kernel_size",
         *contexts,
         act,
-        below,
-        output_size=inner,
+        subsampling,
+        output_size=output_width,
         clamps=clamps,
     )
-    bare = rmsnorm(c.number("rms_norm_eps"), weight=False)
-    return {"audio_tower": tower, "embed_audio": projector(inner, (width, False, "identity"), norm=bare)}
+    unweighted_norm = rmsnorm(c.number("rms_norm_eps"), weight=False)
+    return {
+        "audio_tower": tower,
+        "embed_audio": projector(output_width, (width, False, "identity"), norm=unweighted_norm),
+    }
 
 
-def _unified_vision(outer: Config, c: Config, width: int) -> Table:
-    """Unified Gemma 4's vision: pooling_kernel_size × pooling_kernel_size patches are one patch here."""
-    inner, bare = c.size("mm_embed_dim"), rmsnorm(c.number("rms_norm_eps"), weight=False)
+def _unified_vision(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
+    embedding_width, unweighted_norm = c.size("mm_embed_dim"), rmsnorm(c.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": c.size("patch_size") * c.size("pooling_kernel_size"), "bias": True}
     positions = {"rows": c.size("mm_posemb_size"), "axes": 2}
     embedder = {
         "type": "patches",
-        "hidden_size": inner,
+        "hidden_size": embedding_width,
         "patches": patches,
         "positions": positions,
         "norm": layernorm(1e-5),
     }
     return {
         "vision_embedder": embedder,
-        "embed_vision": projector(c.size("output_proj_dims"), (width, False, "identity"), norm=bare),
+        "embed_vision": projector(c.size("output_proj_dims"), (width, False, "identity"), norm=unweighted_norm),
     }
 
 
-def _unified_audio(outer: Config, c: Config, width: int) -> Table:
+def _unified_audio(wrapper: Config, c: Config, width: int) -> Table:
     frame = c.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
@@ -129,14 +138,18 @@ def _unified_audio(outer: Config, c: Config, width: int) -> Table:
 
 
 def _embedder(c: Config, width: int) -> Table:
-    """Gemma 3n's embedder: images and audio also have tokens of their own."""
-    norm, after = rmsnorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps"), weight=False)
+    """Returns Gemma 3n's embedder, which has separate tokens for images and audio."""
+    norm, unweighted_norm = rmsnorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps"), weight=False)
     return projector(
-        c.size("hidden_size"), (width, False, "identity"), norm=norm, out_norm=after, vocab_size=c.size("vocab_size")
+        c.size("hidden_size"),
+        (width, False, "identity"),
+        norm=norm,
+        out_norm=unweighted_norm,
+        vocab_size=c.size("vocab_size"),
     )
 
 
-def _gemma3n_vision(outer: Config, c: Config, width: int) -> Table:
+def _gemma3n_vision(wrapper: Config, c: Config, width: int) -> Table:
     c.notes.append(
         f"its encoder is not counted: {c.where}architecture: a model of timm ({c.text('architecture')}), whose "
         "layers no config describes"
@@ -144,30 +157,30 @@ def _gemma3n_vision(outer: Config, c: Config, width: int) -> Table:
     return {"embed_vision": _embedder(c, width)}
 
 
-def _gemma3n_audio(outer: Config, c: Config, width: int) -> Table:
+def _gemma3n_audio(wrapper: Config, c: Config, width: int) -> Table:
     channels = _pair(c, "sscp_conv_channel_size")
     shapes = {name: _pairs(c, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")}
     convolutions = [
-        {"channels": many, "kernel": kernel, "stride": stride}
-        for many, kernel, stride in zip(
+        {"channels": channel_count, "kernel": kernel, "stride": stride}
+        for channel_count, kernel, stride in zip(
             channels, shapes["sscp_conv_kernel_size"], shapes["sscp_conv_stride_size"], strict=True
         )
     ]
     norm = layernorm(c.number("sscp_conv_group_norm_eps"), bias=False)
-    below = {"num_mel_bins": c.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
+    subsampling = {"num_mel_bins": c.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
     contexts = ("conf_attention_context_left", "conf_attention_context_right")
     tower = _conformer(
-        c, "conf_num_attention_heads", "conf_num_hidden_layers", "conf_conv_kernel_size", *contexts, "silu", below
+        c, "conf_num_attention_heads", "conf_num_hidden_layers", "conf_conv_kernel_size", *contexts, "silu", subsampling
     )
     return {"audio_tower": tower, "embed_audio": _embedder(c, width)}
 
 
 def _pairs(c: Config, name: str) -> list[list[int]]:
     """Reads two pairs of sizes, each of time and frequency."""
-    given = c.get(name)
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise c.wrong(name, given, "two pairs of positive whole numbers")
-    return [_pair(Config({name: pair}, {}, c.model_type, where=c.where), name) for pair in given]
+    stated = c.get(name)
+    if not isinstance(stated, list | tuple) or len(stated) != 2:
+        raise c.wrong(name, stated, "two pairs of positive whole numbers")
+    return [_pair(Config({name: pair}, {}, c.model_type, where=c.where), name) for pair in stated]
 
 
 GEMMA4_VISION: Table = {

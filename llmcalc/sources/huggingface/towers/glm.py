@@ -7,9 +7,10 @@ from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, rmsnorm
 from .section import Section, projector, side, vit
 
 
-def _glm4v(outer: Config, c: Config, width: int) -> Table:
-    """GLM-V: gated layers whose FFN width is the text's width; square blocks of patches are merged, then a linear layer
-    with a norm, then a gated FFN.
+def _glm4v(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
+
+    The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
     norm, h, heads, out = (
         rmsnorm(c.number("rms_norm_eps")),

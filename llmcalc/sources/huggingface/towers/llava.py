@@ -15,37 +15,38 @@ from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
 ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
 
 
-def _llava(outer: Config, c: Config, width: int) -> Table:
-    """LLaVA: one encoder of several kinds, and two linear layers."""
-    one_layer(outer)
+def _llava(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads LLaVA: one of several encoders, and two linear layers."""
+    one_layer(wrapper)
     return {
         "vision_tower": ENCODERS[c.model_type](c),
-        "multi_modal_projector": two_maps(outer, c.size("hidden_size"), width),
+        "multi_modal_projector": two_maps(wrapper, c.size("hidden_size"), width),
     }
 
 
-def _llava_next(outer: Config, c: Config, width: int) -> Table:
-    """LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
-    towers = _llava(outer, c, width)
+def _llava_next(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
+    towers = _llava(wrapper, c, width)
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
 
 
-def _idefics3(outer: Config, c: Config, width: int) -> Table:
-    """Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
-    connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=outer.size("scale_factor"))
+def _idefics3(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
+    connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=wrapper.size("scale_factor"))
     return {"vision_model": headless(c), "connector": connector}
 
 
-def _internvl(outer: Config, c: Config, width: int) -> Table:
-    """InternVL: a class vector, layers whose sublayer outputs are scaled per element, and a norm on the concatenated
-    patches.
+def _internvl(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches.
+
+    The outputs are scaled per element.
     """
     c.must("use_mask_token", False)
-    one_layer(outer)
-    h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), outer.number("downsample_ratio")
+    one_layer(wrapper)
+    h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), wrapper.number("downsample_ratio")
     merge = merged_by(ratio)
     if not merge:
-        raise outer.wrong("downsample_ratio", ratio, "1 / a whole number")
+        raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
     eps = c.number("layer_norm_eps")
     norm = c.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
     normed = qk_norm(rmsnorm(eps), "projection") if c.flag("use_qk_norm") else {}
@@ -61,34 +62,38 @@ def _internvl(outer: Config, c: Config, width: int) -> Table:
         "norm_placement": "pre",
         "residual_scale": "output",
     }
-    sides = {name: _square(c, name) for name in ("image_size", "patch_size")}
-    own = Config({**c.data, **sides}, c.defaults, c.model_type, where=c.where, asked=c.asked)
-    positions: Table = {"positions": {"rows": side(own) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
-    top: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    square_sizes = {name: _square(c, name) for name in ("image_size", "patch_size")}
+    square_config = Config(
+        {**c.data, **square_sizes}, c.defaults, c.model_type, where=c.where, fields_read=c.fields_read
+    )
+    positions: Table = (
+        {"positions": {"rows": side(square_config) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
+    )
+    norm_field: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
     tower = vit(
-        own,
+        square_config,
         block,
-        stack=top,
+        stack=norm_field,
         patches={"num_channels": c.size("num_channels"), "bias": True},
         class_embedding=True,
         **positions,
     )
-    act = outer.choice(ACTIVATIONS, "projector_hidden_act")
+    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     maps = projector(h, (width, True, act), (width, True, "identity"), merge=merge, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": maps}
 
 
 def _square(c: Config, name: str) -> int:
-    """Reads one number, or two equal ones."""
-    given = c.get(name)
+    """Reads a size that is one number, or two equal ones."""
+    stated = c.get(name)
     if (
-        isinstance(given, list | tuple)
-        and len(given) == 2
-        and given[0] == given[1]
-        and type(given[0]) is int
-        and given[0] > 0
+        isinstance(stated, list | tuple)
+        and len(stated) == 2
+        and stated[0] == stated[1]
+        and type(stated[0]) is int
+        and stated[0] > 0
     ):
-        return given[0]
+        return stated[0]
     return c.size(name)
 
 

@@ -7,12 +7,12 @@ hunyuan_vl.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed_kinds, qk_norm, rmsnorm
 from .section import Section, biased, merged_by, one_layer, projector, side, two_maps, vit
 
 
 def pixtral(c: Config) -> Table:
-    """Pixtral: gated layers without biases, and a norm before them."""
+    """Returns Pixtral's encoder: gated layers without biases, and a norm before them."""
     norm, width, heads = rmsnorm(1e-5), c.size("hidden_size"), c.size("num_attention_heads")
     mixer = {
         "num_attention_heads": heads,
@@ -23,23 +23,26 @@ def pixtral(c: Config) -> Table:
     return vit(c, block, stack={"embedding_norm": norm}, patches={"num_channels": c.size("num_channels")})
 
 
-def _mistral3(outer: Config, c: Config, width: int) -> Table:
-    """Mistral 3: square blocks of patches are projected to one patch's width, then by two linear layers to the text's
-    width.
-    """
-    one_layer(outer)
-    maps = two_maps(outer, c.size("hidden_size"), width, merge=outer.size("spatial_merge_size"), norm=rmsnorm(1e-5))
+def _mistral3(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Mistral 3: square blocks of patches are merged into one patch's width, then two linear layers."""
+    one_layer(wrapper)
+    maps = two_maps(wrapper, c.size("hidden_size"), width, merge=wrapper.size("spatial_merge_size"), norm=rmsnorm(1e-5))
     return {
         "vision_tower": pixtral(c),
         "multi_modal_projector": {**maps, "maps": [{"size": c.size("hidden_size")}, *maps["maps"]]},
     }
 
 
-def _llama4(outer: Config, c: Config, width: int) -> Table:
-    """Llama 4: a class vector, a norm before and after the layers, a pixel shuffle before the adapter's two linear
-    layers.
+def _llama4(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Llama 4: a class vector, norms before and after the layers, and a pixel shuffle before the adapter.
+
+    The adapter has two linear layers.
     """
-    ratio, inner, out = c.number("pixel_shuffle_ratio"), c.size("projector_input_dim"), c.size("projector_output_dim")
+    ratio, adapter_width, out = (
+        c.number("pixel_shuffle_ratio"),
+        c.size("projector_input_dim"),
+        c.size("projector_output_dim"),
+    )
     merge = merged_by(ratio)
     if not merge:
         raise c.wrong("pixel_shuffle_ratio", ratio, "1 / a whole number")
@@ -51,7 +54,7 @@ def _llama4(outer: Config, c: Config, width: int) -> Table:
         c, biased(c, norm, position={"type": "rope"}), stack={"embedding_norm": norm, "final_norm": norm},
         patches={"num_channels": c.size("num_channels")}, positions={"rows": side(c) ** 2 + 1}, class_embedding=True,
     )  # fmt: skip
-    adapter = projector(c.size("hidden_size"), (inner, False, "gelu"), (out, False, "gelu"), merge=merge)
+    adapter = projector(c.size("hidden_size"), (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge)
     return {
         "vision_model": tower,
         "vision_adapter": adapter,
@@ -59,8 +62,8 @@ def _llama4(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _lfm3(outer: Config, c: Config, width: int) -> Table:
-    """LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
+def _lfm3(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, h, heads, kv = (
         rmsnorm(c.number("norm_eps")),
         c.size("hidden_size"),
@@ -82,24 +85,25 @@ def _lfm3(outer: Config, c: Config, width: int) -> Table:
         "full": {"type": "attention", **mixer, **qk_norm(norm)},
     }
     default = ["conv" if i < 2 or i % 2 else "full" for i in range(c.size("num_hidden_layers"))]
-    names = listed(c, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
+    names = listed_kinds(c, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
     network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = {"attention": mixers[names[0]], "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     kinds = {name: {"attention": mixers[name]} for name in dict.fromkeys(names)}
     layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
     patches = {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
     tower = vit(c, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = ((wrapper.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(h, *maps, merge=c.size("spatial_merge_size"), norm=layernorm(1e-6)),
     }
 
 
-def _hunyuan(outer: Config, c: Config, width: int) -> Table:
-    """HunyuanOCR: a position embedding; a merger of four times the width, with vectors for the ends of lines and of
-    images.
+def _hunyuan(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads HunyuanOCR: a position embedding, and a merger of four times the width.
+
+    Vectors mark the ends of lines and of images.
     """
     norm, rms, h = layernorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps")), c.size("hidden_size")
     rows = (c.size("max_image_size") // c.size("patch_size")) ** 2 + 1
@@ -107,8 +111,8 @@ def _hunyuan(outer: Config, c: Config, width: int) -> Table:
     tower = vit(c, biased(c, norm), patches=patches, positions={"rows": rows})
     act = c.choice(ACTIVATIONS, "hidden_act")
     merger = projector(h, (2 * h, True, act), (4 * h, True, "identity"), merge=c.size("spatial_merge_size"), norm=rms)
-    ends = projector(4 * h, (width, True, "identity"), input_marks=1, output_marks=3, out_norm=rms)
-    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": ends}
+    mark_projector = projector(4 * h, (width, True, "identity"), input_marks=1, output_marks=3, out_norm=rms)
+    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
 
 
 PIXTRAL: Table = {

@@ -1,5 +1,6 @@
-"""Vision encoders that merge square blocks of patches at their output: Qwen's (also in Cohere Compass), Kimi's, ERNIE's
-and MiniMax's.
+"""Vision encoders that merge square blocks of patches at their output: Qwen's, Kimi's, ERNIE's and MiniMax's.
+
+Cohere Compass has Qwen's.
 
 transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe,
     minimax_m3_vl.
@@ -20,29 +21,33 @@ def _patches(c: Config, **fields: Any) -> Table:
     return {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size"), **fields}
 
 
-def _merger(c: Config, width: int, into: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
-    """Concatenated square blocks of patches through two linear layers."""
+def _merger(c: Config, width: int, output_width: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
+    """Returns a merger: concatenated square blocks of patches through two linear layers."""
     edge = c.size("spatial_merge_size")
-    return projector(width, (width * edge * edge, True, act), (into, True, "identity"), merge=edge, norm=norm, **fields)
+    return projector(
+        width, (width * edge * edge, True, act), (output_width, True, "identity"), merge=edge, norm=norm, **fields
+    )
 
 
-def _qwen2(outer: Config, c: Config, width: int) -> Table:
-    """Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
-    norm, inner = layernorm(1e-6), c.size("embed_dim")
-    own = Config({**c.data, "hidden_size": inner}, c.defaults, c.model_type, where=c.where, asked=c.asked)
+def _qwen2(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
+    norm, embed_dim = layernorm(1e-6), c.size("embed_dim")
+    embed_config = Config(
+        {**c.data, "hidden_size": embed_dim}, c.defaults, c.model_type, where=c.where, fields_read=c.fields_read
+    )
     block = biased(
-        own,
+        embed_config,
         norm,
         heads="num_heads",
-        network=mlp(inner * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")),
+        network=mlp(embed_dim * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")),
         **TURNED,
     )
-    tower = vit(own, block, depth="depth", patches=_patches(c))
-    return {"visual": tower, "visual_merger": _merger(c, inner, c.size("hidden_size"), norm)}
+    tower = vit(embed_config, block, depth="depth", patches=_patches(c))
+    return {"visual": tower, "visual_merger": _merger(c, embed_dim, c.size("hidden_size"), norm)}
 
 
-def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
-    """Qwen2.5-VL: RMSNorm and gated layers."""
+def _qwen2_5(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Qwen2.5-VL: RMSNorm and gated layers."""
     norm = rmsnorm(1e-6)
     tower = vit(
         c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c)
@@ -50,8 +55,8 @@ def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
     return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
 
 
-def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
-    """Qwen3.5: a learned position embedding and RoPE."""
+def _qwen3_5(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm = layernorm(1e-6)
     block = biased(c, norm, heads="num_heads", **TURNED)
     tower = vit(
@@ -60,22 +65,23 @@ def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
     return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
 
 
-def _qwen3(outer: Config, c: Config, width: int) -> Table:
-    """Qwen3-VL: like Qwen3.5, with a merger for each lower layer whose output is also used (DeepStack: Meng 2024,
-    arXiv:2406.04334).
+def _qwen3(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads Qwen3-VL: like Qwen3.5, with further mergers for the outputs of lower layers (DeepStack).
+
+    Meng 2024 (arXiv:2406.04334).
     """
     indexes = c.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
         raise c.wrong("deepstack_visual_indexes", indexes, "a list of layers")
-    deep = _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), layernorm(1e-6), norm_of="merged")
-    return {**_qwen3_5(outer, c, width), **{f"visual_deepstack_{i}": deep for i in range(len(indexes))}}
+    deepstack_merger = _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), layernorm(1e-6), norm_of="merged")
+    return {**_qwen3_5(wrapper, c, width), **{f"visual_deepstack_{i}": deepstack_merger for i in range(len(indexes))}}
 
 
-def _kimi(outer: Config, c: Config, width: int) -> Table:
-    """MoonViT: a position embedding of rows by columns, and RoPE."""
-    if named := [name for name in c.data if name.startswith("vt_")]:
-        raise c.wrong(named[0], c.data[named[0]], "the names of the class in transformers")
-    outer.must("projection_hidden_size", c.size("hidden_size"))
+def _kimi(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
+    if older_names := [name for name in c.data if name.startswith("vt_")]:
+        raise c.wrong(older_names[0], c.data[older_names[0]], "the names of the class in transformers")
+    wrapper.must("projection_hidden_size", c.size("hidden_size"))
     kernel = c.get("merge_kernel_size")
     if (
         not isinstance(kernel, list | tuple)
@@ -96,9 +102,10 @@ def _kimi(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _ernie(outer: Config, c: Config, width: int) -> Table:
-    """ERNIE 4.5 VL: square blocks of patches, then pairs of frames, each through two linear layers of four patches'
-    width and a norm.
+def _ernie(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads ERNIE 4.5 VL: merges square blocks of patches, then pairs of frames.
+
+    Each merger has two linear layers of four patches' width and a norm.
     """
     norm, h, edge = layernorm(c.number("rms_norm_eps")), c.size("hidden_size"), c.size("spatial_merge_size")
     tower = vit(
@@ -108,22 +115,22 @@ def _ernie(outer: Config, c: Config, width: int) -> Table:
         stack={"final_norm": layernorm(1e-6)},
         patches={"num_channels": c.size("in_channels")},
     )
-    inner = h * edge * edge
-    maps = ((inner, True, "gelu"), (inner, True, "identity"))
+    merged_width = h * edge * edge
+    maps = ((merged_width, True, "gelu"), (merged_width, True, "identity"))
     return {
         "vision_tower": tower,
         "resampler_spatial": projector(h, *maps, merge=edge, out_norm=norm),
-        "resampler_temporal": projector(inner, *maps, frames=c.size("temporal_merge_size"), out_norm=norm),
-        "resampler_out": projector(inner, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
+        "resampler_temporal": projector(merged_width, *maps, frames=c.size("temporal_merge_size"), out_norm=norm),
+        "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
 
-def _minimax(outer: Config, c: Config, width: int) -> Table:
-    """MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
-    norm, inner = layernorm(c.number("layer_norm_eps")), outer.size("projector_hidden_size")
+def _minimax(wrapper: Config, c: Config, width: int) -> Table:
+    """Reads MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
+    norm, projector_width = layernorm(c.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": c.size("num_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
     tower = vit(c, biased(c, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)
-    maps = ((inner, True, "gelu"), (width, True, "identity"))
+    maps = ((projector_width, True, "gelu"), (width, True, "identity"))
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(c.size("hidden_size"), *maps),

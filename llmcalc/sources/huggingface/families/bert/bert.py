@@ -1,5 +1,7 @@
-"""BERT and encoders with the same structure: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert,
-roberta-prelayernorm, xlm-roberta-xl, data2vec-text, distilbert, electra, albert, mpnet.
+"""BERT and encoders with the same structure.
+
+bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
+distilbert, electra, albert, mpnet.
 
 transformers: the folder of each in models.
 """
@@ -25,8 +27,8 @@ from ...parts import (
     labels,
     layernorm,
     mlp,
-    of_sequences,
     pooler,
+    scores_sequences,
     token_types,
 )
 from ...writes import Writes
@@ -36,20 +38,22 @@ if TYPE_CHECKING:
 
 
 def _bert(c: Config) -> Table:
-    pretrains = _pretrains(c)
+    pretrains = _has_pretraining_head(c)
     return encoder(
         c,
         bert_block(c),
         bert_stack(c),
         bert_head(c, bert_act(c)),
         {},
-        **pooler(c.head == "none" or of_sequences(c) or pretrains, 2 if pretrains else None),
+        **pooler(c.head == "none" or scores_sequences(c) or pretrains, 2 if pretrains else None),
     )
 
 
 def _roberta(c: Config) -> Table:
-    score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, **pooler(pooled))
+    score, has_pooler = _score_and_pooler(c)
+    return encoder(
+        c, bert_block(c), bert_stack(c, padded_positions(c)), bert_head(c, "gelu"), score, **pooler(has_pooler)
+    )
 
 
 def _megatron_bert(c: Config) -> Table:
@@ -65,7 +69,7 @@ def _xlm_roberta_xl(c: Config) -> Table:
 
 
 def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
-    """Returns the same model with a norm before each sublayer and after the last layer.
+    """Returns the model with a norm before each sublayer and after the last layer.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
     """
@@ -87,29 +91,33 @@ def _electra(c: Config) -> Table:
     model = _embedding_size(c)
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", True)
-    if _pretrains(c):  # the discriminator, which classifies each token as original or replaced
-        found = {
+    if _has_pretraining_head(c):  # the discriminator, which classifies each token as original or replaced
+        head = {
             "type": "classification",
             "num_labels": 1,
             "over": "token",
             "transform": {"hidden_act": bert_act(c), "norm": None},
         }
-        model = {**model, "head": found}
+        model = {**model, "head": head}
     return encoder(
         c, bert_block(c), {**bert_stack(c), **_input_size(model)}, bert_head(c, "gelu"), bert_score("gelu"), **model
     )
 
 
 def _albert(c: Config) -> Table:
-    """ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
-    depth, groups, inner = c.size("num_hidden_layers"), c.size("num_hidden_groups"), c.size("inner_group_num")
+    """Reads ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
+    depth, groups, layers_per_group = (
+        c.size("num_hidden_layers"),
+        c.size("num_hidden_groups"),
+        c.size("inner_group_num"),
+    )
     if groups > depth:
         raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
-    if depth * inner > MOST_LAYERS:
-        raise c.wrong("inner_group_num", inner, f"at most {MOST_LAYERS} layers in all")
-    stack: Table = {**bert_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
-    if groups * inner > 1:
-        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(inner)]
+    if depth * layers_per_group > MOST_LAYERS:
+        raise c.wrong("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
+    stack: Table = {**bert_stack(c), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
+    if groups * layers_per_group > 1:
+        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(layers_per_group)]
         kinds = list(dict.fromkeys(names))
         stack |= {
             "variants": {name: {} for name in kinds},
@@ -117,9 +125,9 @@ def _albert(c: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretrains = _pretrains(c)
-    pooled = pooler(c.head == "none" or of_sequences(c) or pretrains, labels(c) if pretrains else None)
-    model = {**_embedding_size(c, always=True), **pooled}
+    pretrains = _has_pretraining_head(c)
+    pooler_table = pooler(c.head == "none" or scores_sequences(c) or pretrains, labels(c) if pretrains else None)
+    model = {**_embedding_size(c, even_if_equal=True), **pooler_table}
     return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
 
 
@@ -129,21 +137,21 @@ def _mpnet(c: Config) -> Table:
         "relative_attention_num_buckets": c.size("relative_attention_num_buckets"),
     }
     stack = {
-        "position": after_padding(c),
+        "position": padded_positions(c),
         "embedding_norm": layernorm(c.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(pooled))
+    score, has_pooler = _score_and_pooler(c)
+    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(has_pooler))
 
 
-def _pretrains(c: Config) -> bool:
+def _has_pretraining_head(c: Config) -> bool:
     """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
     return c.head == "lm" and architecture(c).endswith("ForPreTraining")
 
 
-def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
-    """(the sequence classifier, whether there is a pooler).
+def _score_and_pooler(c: Config) -> tuple[Table, bool]:
+    """Returns the sequence classifier, and whether there is a pooler.
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
@@ -153,7 +161,7 @@ def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
 
 
 def bert_block(c: Config, norm: Table | None = None) -> Table:
-    """A post-norm layer: LayerNorm, attention and a non-gated FFN, with biases everywhere."""
+    """Returns a post-norm layer: LayerNorm, attention and a non-gated FFN, with biases everywhere."""
     if c.has(
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
@@ -178,15 +186,15 @@ def bert_positions(c: Config) -> Table:
     return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings")}
 
 
-def after_padding(c: Config) -> Table:
-    """A learned position embedding whose position 0 is the row after the padding token's row."""
+def padded_positions(c: Config) -> Table:
+    """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
     rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
     offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
 def bert_stack(c: Config, position: Table | None = None) -> Table:
-    """Position, segment and ERNIE task embeddings, and a norm on their sum."""
+    """Returns the position, segment and ERNIE task embeddings, and a norm on their sum."""
     types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
     return {
         "position": position or bert_positions(c),
@@ -200,18 +208,18 @@ def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:
 
 
 def bert_score(act: str) -> Table:
-    """A sequence classifier with a linear layer of its own over the first token."""
+    """Returns a sequence classifier with a linear layer of its own over the first token."""
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
-def _embedding_size(c: Config, always: bool = False) -> Table:
-    """A factorised embedding, if its width differs from hidden_size (ALBERT has the projection even if it does not)."""
+def _embedding_size(c: Config, even_if_equal: bool = False) -> Table:
+    """Returns the width of a factorised embedding, if it differs from hidden_size; in ALBERT always."""
     size = c.size("embedding_size")
-    return {"embedding_size": size} if always or size != c.size("hidden_size") else {}
+    return {"embedding_size": size} if even_if_equal or size != c.size("hidden_size") else {}
 
 
 def _input_size(model: Table) -> Table:
-    """Gives the position and segment embeddings and the norm the width of the token embedding."""
+    """Sets the width of the position and segment embeddings and of their norm to the token embedding's."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -244,7 +252,7 @@ OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"
 
 
 def offset(s: Facts) -> int:
-    """Rows of the position embedding before position 0."""
+    """Returns the number of rows of the position embedding before position 0."""
     return s.first.position.offset if isinstance(s.first.position, Learned) else 0
 
 
@@ -254,24 +262,24 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _tasks(s: Facts) -> int | None:
-    """The number of ERNIE's task types."""
+def _task_types(s: Facts) -> int | None:
+    """Returns the number of ERNIE's task types."""
     types = s.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
-def _owners(s: Facts) -> list[int]:
-    """For each layer, the index of the first layer with the same parameters."""
+def _parameter_owners(s: Facts) -> list[int]:
+    """Returns for each layer the index of the first layer with the same parameters."""
     names = s.first.layer_names()
-    first = {name: names.index(name) for name in dict.fromkeys(names)}
-    return [first[name] for name in names]
+    first_index = {name: names.index(name) for name in dict.fromkeys(names)}
+    return [first_index[name] for name in names]
 
 
-def _in_a_group(s: Facts) -> int:
-    """ALBERT: the number of layers in a group, which run one after the other."""
-    owners = _owners(s)
-    back = [i for i, owner in enumerate(owners) if owner == 0]
-    return back[1] if len(back) > 1 else 1
+def _layers_per_group(s: Facts) -> int:
+    """Returns the number of layers in an ALBERT group, which run one after the other."""
+    owners = _parameter_owners(s)
+    group_starts = [i for i, owner in enumerate(owners) if owner == 0]
+    return group_starts[1] if len(group_starts) > 1 else 1
 
 
 SECOND_BIAS = Deviation(
@@ -338,7 +346,10 @@ FAMILIES = {
         _bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
-        writes={"use_task_id": lambda s: _tasks(s) is not None, "task_type_vocab_size": lambda s: present(_tasks(s))},
+        writes={
+            "use_task_id": lambda s: _task_types(s) is not None,
+            "task_type_vocab_size": lambda s: present(_task_types(s)),
+        },
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
     ),
@@ -492,9 +503,9 @@ FAMILIES = {
         },
         OLD | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         writes={
-            "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s),
-            "inner_group_num": _in_a_group,
-            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
+            "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
+            "inner_group_num": _layers_per_group,
+            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
         modules={

@@ -1,4 +1,4 @@
-"""DeBERTa: deberta, deberta-v2 (also version 3).
+"""DeBERTa, versions 1 to 3: deberta, deberta-v2.
 
 transformers: models/deberta, models/deberta_v2.
 """
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def _deberta(c: Config) -> Table:
-    """DeBERTa 1: keys have no bias; the relative position embedding has a row per distance, and only the distances in
-    the sequence are projected.
+    """Reads DeBERTa 1: keys have no bias, and the position embedding has a row per distance.
+
+    Only the distances in the sequence are projected.
     """
     c.must("talking_head", None, False)
     block, span = bert_block(c), _span(c)
@@ -42,7 +43,7 @@ def _deberta_v2(c: Config) -> Table:
 
 
 def _convolution(c: Config) -> Table:
-    """The convolution in parallel with the first layer, in the larger models of version 2."""
+    """Returns the convolution in parallel with the first layer, in the larger models of version 2."""
     if not c.has("conv_kernel_size") or c.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(c.number("layer_norm_eps"))
@@ -54,11 +55,13 @@ def _convolution(c: Config) -> Table:
     return {"side_convolution": {**table, "norm": norm}}
 
 
-def _model(c: Config, block: Table, span: int, position: Table, norm: Table | None, more: Table | None = None) -> Table:
+def _model(
+    c: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
+) -> Table:
     c.must("embedding_size", None, c.size("hidden_size"))
     if c.has("pooler_hidden_size") and c.size("pooler_hidden_size") != c.size("hidden_size"):
         raise c.wrong("pooler_hidden_size", c.get("pooler_hidden_size"), "hidden_size")
-    stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(more or {})}
+    stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(stack_fields or {})}
     if c.flag("position_biased_input"):
         stack["position"] = bert_positions(c)
     stack |= token_types(c.count("type_vocab_size"))
@@ -86,9 +89,9 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
 
 
 def _span(c: Config) -> int:
-    """The largest relative distance with its own embedding."""
-    given = c.get("max_relative_positions")
-    return given if is_whole(given) and given > 0 else c.size("max_position_embeddings")
+    """Returns the largest relative distance with its own embedding."""
+    distance = c.get("max_relative_positions")
+    return distance if is_whole(distance) and distance > 0 else c.size("max_position_embeddings")
 
 
 def _parts(c: Config, name: str) -> list[str]:

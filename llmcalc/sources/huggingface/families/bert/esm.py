@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
-from .bert import DECODER, OLD, ROBERTA_MODULES, after_padding, bert_head, bert_score
+from .bert import DECODER, OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 
 def _esm(c: Config) -> Table:
@@ -30,7 +30,7 @@ def _esm(c: Config) -> Table:
     model: Table = {**pooler(c.head == "none"), "contact_head": {}}
     kind = c.get("position_embedding_type")
     if kind == "absolute":
-        stack["position"] = after_padding(c)
+        stack["position"] = padded_positions(c)
     elif kind == "rotary":
         mixer["position"] = rope(c)
     c.must("emb_layer_norm_before", None, False, True)

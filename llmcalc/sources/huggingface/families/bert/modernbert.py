@@ -1,5 +1,6 @@
-"""Encoders with rotary positions, most with gated FFNs: modernbert and its decoder, eurobert, nomic_bert, gte,
-jina_embeddings_v3.
+"""Encoders with rotary positions, most of them with gated FFNs.
+
+modernbert and its decoder, eurobert, nomic_bert, gte, jina_embeddings_v3.
 
 transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte,
     models/jina_embeddings_v3.
@@ -23,16 +24,16 @@ from ...parts import (
     decoder,
     encoder,
     glu,
-    headed,
+    head_table,
     labels,
     layer_pattern,
     layernorm,
-    listed,
+    listed_kinds,
     mlp,
-    of_sequences,
     pooler,
     rmsnorm,
     rope,
+    scores_sequences,
     token_types,
 )
 from ...writes import UNPADDED, Writes
@@ -44,30 +45,32 @@ if TYPE_CHECKING:
 
 def _modernbert(c: Config) -> Table:
     window = 2 * (c.size("sliding_window") if c.has("sliding_window") else c.size("local_attention") // 2) + 1
-    block, stack = _modern(c, window)
+    block, stack = _modernbert_layers(c, window)
     norm = block["norm"]
     model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
     if c.head == "classification":
-        model["head"] = {**headed(c, None, {"over": "sequence"}, labels(c)), "transform": _transform(c, norm)}
+        model["head"] = {**head_table(c, None, {"over": "sequence"}, labels(c)), "transform": _transform(c, norm)}
     return encoder(c, block, {**stack, "final_norm": norm}, _modern_head(c, norm), {"over": "sequence"}, **model)
 
 
 def _modernbert_decoder(c: Config) -> Table:
     window = c.size("sliding_window") if c.has("sliding_window") else max(1, c.size("local_attention") // 2)
-    block, stack = _modern(c, window)
+    block, stack = _modernbert_layers(c, window)
     norm = block["norm"]
     score = {"over": "token", "bias": c.flag("classifier_bias"), "transform": _transform(c, norm)}
     return decoder(c, block, norm, _modern_head(c, norm), stack, score)
 
 
-def _modern(c: Config, window: int) -> tuple[Table, Table]:
-    """(a layer, the stack's other fields): local and global layers.
+def _modernbert_layers(c: Config, window: int) -> tuple[Table, Table]:
+    """Returns ModernBERT's layer and the stack's other fields, with local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
     norm, depth = layernorm(c.number("norm_eps"), bias=c.flag("norm_bias")), c.size("num_hidden_layers")
-    every = c.size("global_attn_every_n_layers")
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % every else "full" for i in range(depth)])
+    global_period = c.size("global_attn_every_n_layers")
+    kinds = listed_kinds(
+        c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % global_period else "full" for i in range(depth)]
+    )
     heads = c.size("num_attention_heads")
     c.divided("num_attention_heads", c.size("hidden_size"), heads)  # the class reads no head_dim
     mixer = {"num_attention_heads": heads, "position": rope(c), **biases(c.flag("attention_bias"), *QKVO)}
@@ -100,13 +103,13 @@ def _eurobert(c: Config) -> Table:
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
     block = {"attention": mixer, "feed_forward": glu(c, c.flag("mlp_bias")), "norm": norm, "norm_placement": "pre"}
-    over = c.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
+    unit = c.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
         c,
         block,
         {"final_norm": norm},
         {"bias": c.flag("mlp_bias")},
-        {"over": over, "transform": {"hidden_act": "gelu", "norm": None}},
+        {"over": unit, "transform": {"hidden_act": "gelu", "norm": None}},
     )
 
 
@@ -124,10 +127,12 @@ OTHER_NOMIC_NAMES = {
 
 
 def _nomic_bert(c: Config) -> Table:
-    """nomic-bert. The class does not read GPT-2's names in the published configs, so they must have its values."""
-    for name, usual in OTHER_NOMIC_NAMES.items():
-        if c.has(name) and c.get(name) != c.get(usual):
-            raise c.wrong(name, c.get(name), f"{c.get(usual)}, which is {usual}: the class does not read {name}")
+    """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
+    for name, class_name in OTHER_NOMIC_NAMES.items():
+        if c.has(name) and c.get(name) != c.get(class_name):
+            raise c.wrong(
+                name, c.get(name), f"{c.get(class_name)}, which is {class_name}: the class does not read {name}"
+            )
     if c.has("activation_function") and c.choice(GATED, "activation_function") != c.choice(GATED, "hidden_act"):
         raise c.wrong(
             "activation_function",
@@ -149,7 +154,7 @@ def _nomic_bert(c: Config) -> Table:
     types = c.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
-    return encoder(c, block, stack, head, {}, **pooler(of_sequences(c)))
+    return encoder(c, block, stack, head, {}, **pooler(scores_sequences(c)))
 
 
 def _gte(c: Config) -> Table:
@@ -159,18 +164,18 @@ def _gte(c: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    return _turned(c, network, 160000.0, {}, pooled=of_sequences(c))
+    return _rotary_encoder(c, network, 160000.0, {}, has_pooler=scores_sequences(c))
 
 
 def _jina_embeddings_v3(c: Config) -> Table:
-    """jina-embeddings-v3 without the low-rank adapters of its tasks, which another library implements."""
-    return _turned(
-        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooled=c.head == "none"
+    """Reads jina-embeddings-v3, without its per-task low-rank adapters, which another library implements."""
+    return _rotary_encoder(
+        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), has_pooler=c.head == "none"
     )
 
 
-def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool) -> Table:
-    """BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
+def _rotary_encoder(c: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
+    """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
     norm, types, heads = (
         layernorm(c.number("layer_norm_eps")),
         c.count("type_vocab_size"),
@@ -189,7 +194,7 @@ def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool)
     }
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
     stack = {"embedding_norm": norm, **token_types(types)}
-    return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(pooled))
+    return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(has_pooler))
 
 
 MODERN: dict[str, Any] = {

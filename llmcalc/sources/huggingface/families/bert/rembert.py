@@ -11,7 +11,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
+from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import (
     BERT_MODULES,
     COMMON,
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 
 
 def _bert_generation(c: Config) -> Table:
-    """BERT generation: a plain output projection, and no segment embedding."""
+    """Reads BERT generation: a plain output projection, and no segment embedding."""
     stack = bert_stack(c)
     stack.pop("token_types", None)  # its configs may have segments
     return encoder(c, bert_block(c), stack, {"bias": True})
 
 
 def _rembert(c: Config) -> Table:
-    """RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
+    """Reads RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
     width = c.size("input_embedding_size")
-    c.asked.add("tie_word_embeddings")
+    c.fields_read.add("tie_word_embeddings")
     head = bert_head(c, bert_act(c))
     head["transform"]["size"] = c.size("output_embedding_size")
     model: Table = {
         "embedding_size": width,
         "tie_word_embeddings": False,
-        **pooler(c.head == "none" or of_sequences(c)),
+        **pooler(c.head == "none" or scores_sequences(c)),
     }
     return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
 
 
 def _roformer(c: Config) -> Table:
-    """RoFormer: rotary positions, whose sines and cosines are a table in the class."""
+    """Reads RoFormer: rotary positions, whose sines and cosines are a table in the class."""
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", None, False)
     block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
@@ -84,8 +84,8 @@ ROFORMER: dict[str, Any] = {
 }
 
 
-def _table_of_turns(spec: ModelSpec) -> Number:
-    """Elements of the table of sines and cosines: one row of a head's width per position."""
+def _sinusoid_elements(spec: ModelSpec) -> Number:
+    """Returns the number of elements of the sine and cosine table: a row of a head's width per position."""
     mixer = spec.main.block.attention
     return (
         spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
@@ -98,7 +98,7 @@ HOLDS_SINES = Deviation(
     "RoFormer's sines",
     "the sines and cosines of RoPE are a frozen table among its parameters",
     "parameters",
-    more=_table_of_turns,
+    more=_sinusoid_elements,
 )
 
 MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)

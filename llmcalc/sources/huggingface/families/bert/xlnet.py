@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, of_sequences
+from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, scores_sequences
 
 SIMPLE = OF_ANSWERS + "Simple"
 """Class-name suffix of the question-answering class with one linear layer; the other class uses beam search."""
@@ -35,8 +35,8 @@ def _xlnet(c: Config) -> Table:
 
 
 def _summary(c: Config) -> Table:
-    """A score of one token, with an optional linear layer before it."""
-    if not of_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
+    """Returns a classifier of one token, with an optional linear layer before it."""
+    if not scores_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
         return {}
     c.must("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}

@@ -1,4 +1,4 @@
-"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, DeepSeek-V3 and similar models.
+"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, V3 and similar models.
 
 transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; only dense
     layers: models/minicpm3, models/youtu. Kimi K2's configs are DeepSeek-V3's with another model type.
@@ -10,12 +10,12 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
 
 def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
-    """Latent attention under DeepSeek's field names. value: default of v_head_dim, for configs that may omit it."""
+    """Returns latent attention under DeepSeek's field names. value: default of v_head_dim; None to require it."""
     return {
         "type": "mla",
         "num_attention_heads": c.size("num_attention_heads"),
@@ -25,22 +25,28 @@ def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
         "qk_rope_head_dim": c.size("qk_rope_head_dim"),
         "v_head_dim": value or c.size("v_head_dim"),
         "attention_bias": c.flag("attention_bias"),
-        "position": whole_rope(c),
+        "position": full_rope(c),
         **fields,
     }
 
 
-def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts", **fields: Any) -> Table:
-    """DeepSeek's experts, with the shared experts as one FFN of their total width.
+def routed(c: Config, shared_bias: bool = False, other_name: str = "num_local_experts", **fields: Any) -> Table:
+    """Returns DeepSeek's experts, with the shared experts as one FFN of their total width.
 
-    also: another name that the class accepts for n_routed_experts.
+    other_name: another name that the class accepts for n_routed_experts.
     """
-    width, shared = (
+    width, shared_count = (
         c.size("moe_intermediate_size"),
         0 if c.get("n_shared_experts") is None else c.count("n_shared_experts"),
     )
-    wide = glu(c, shared_bias, width * shared) if shared else None
-    return moe(c.size("n_routed_experts", also), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
+    shared_expert = glu(c, shared_bias, width * shared_count) if shared_count else None
+    return moe(
+        c.size("n_routed_experts", other_name),
+        c.size("num_experts_per_tok"),
+        glu(c, width=width),
+        shared_expert,
+        **fields,
+    )
 
 
 SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
@@ -50,7 +56,7 @@ SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigm
 def deepseek(
     c: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
 ) -> Table:
-    """Pre-norm layers, `dense` or `moe`, and the MTP modules of the config.
+    """Returns a model of pre-norm layers, `dense` or `moe`, with the MTP modules of the config.
 
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
@@ -58,7 +64,7 @@ def deepseek(
     norm, kinds = rmsnorm(c.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     network = glu(c, mlp_bias) if "dense" in names else experts
     block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((names, kinds)), **prediction(c))
+    return decoder(c, block, norm, stack=combined_kinds((names, kinds)), **prediction(c))
 
 
 def _deepseek_v2(c: Config) -> Table:
@@ -93,7 +99,7 @@ def _glm4_moe_lite(c: Config) -> Table:
 
 
 def _axk1(c: Config) -> Table:
-    """A.X-K1: a norm on the output of the experts only."""
+    """Reads A.X-K1: a norm on the output of the experts only."""
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
     return deepseek(
         c, mla(c), routed(c, **SIGMOID), names, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
@@ -101,7 +107,7 @@ def _axk1(c: Config) -> Table:
 
 
 def _minicpm3(c: Config) -> Table:
-    """MiniCPM3: scaling factors of embeddings, residuals and logits are not matrix products."""
+    """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
     value = c.maybe("v_head_dim") or c.divided(
         "num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family, Modules
-from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, uncounted_prediction, whole_rope
+from ...parts import Table, combined_kinds, decoder, full_rope, glu, listed_kinds, moe, rmsnorm, uncounted_prediction
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -31,11 +31,11 @@ def _deepseek_v4(c: Config) -> Table:
         c.size("moe_intermediate_size", "intermediate_size"),
     )
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    position: Table = whole_rope(c)
+    position: Table = full_rope(c)
     mixer: Table = {
         "type": "compressed",
         **{field: c.size(field) for field in fields},
-        "qk_rope_head_dim": _turned(c),
+        "qk_rope_head_dim": _rotary_dims(c),
         "norm": norm,
         "position": position,
     }
@@ -61,27 +61,27 @@ def _deepseek_v4(c: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": c.size("hc_mult"),
         "hc_sinkhorn_iters": c.size("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = crossed((_sights(c, depth), kinds), (_routing(c, depth), networks))
+    stack = combined_kinds((_attention_kinds(c, depth), kinds), (_routing(c, depth), networks))
     return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
 
 
-def _turned(c: Config) -> int:
-    """The number of rotary dimensions of a head."""
+def _rotary_dims(c: Config) -> int:
+    """Returns the number of rotary dimensions of a head."""
     if c.has("partial_rotary_factor"):
         return floor(c.size("head_dim") * c.number("partial_rotary_factor"))
     return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else floor(c.size("head_dim") * 64 / 512)
 
 
 def _rates(c: Config) -> dict[str, int]:
-    """Tokens per compressed entry, by kind of layer; two older field names take precedence over the table."""
-    given = c.table("compress_rates") if c.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    rates = Config(given, {}, c.model_type, c.head, f"{c.where}compress_rates.")
-    older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
-    return {kind: c.size(name) if c.has(name) else rates.size(kind) for kind, name in older.items()}
+    """Returns the tokens per compressed entry, by kind of layer; two older field names replace the table's values."""
+    table = c.table("compress_rates") if c.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
+    rates = Config(table, {}, c.model_type, c.head, f"{c.where}compress_rates.")
+    older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+    return {kind: c.size(name) if c.has(name) else rates.size(kind) for kind, name in older_names.items()}
 
 
-def _sights(c: Config, depth: int) -> list[str]:
-    """The kind of attention of each layer: as listed, or from the compression ratios of an older config.
+def _attention_kinds(c: Config, depth: int) -> list[str]:
+    """Returns the kind of attention of each layer: as listed, or from the compression ratios of an older config.
 
     The ratios may include the MTP module's.
     """
@@ -91,14 +91,17 @@ def _sights(c: Config, depth: int) -> list[str]:
         if len(ratios) < depth or not {*ratios} <= {*RATIOS}:
             raise c.wrong("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
         default = [RATIOS[ratio] for ratio in ratios[:depth]]
-    return listed(c, "layer_types", KINDS, default)
+    return listed_kinds(c, "layer_types", KINDS, default)
 
 
 def _routing(c: Config, depth: int) -> list[str]:
-    """The kind of routing of each layer: by a hash of the token or by a router."""
-    first = c.count("num_hash_layers") if c.has("num_hash_layers") else 3
-    return listed(
-        c, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, ["hash" if i < first else "moe" for i in range(depth)]
+    """Returns the kind of routing of each layer: by a hash of the token or by a router."""
+    hash_layers = c.count("num_hash_layers") if c.has("num_hash_layers") else 3
+    return listed_kinds(
+        c,
+        "mlp_layer_types",
+        {"hash_moe": "hash", "moe": "moe"},
+        ["hash" if i < hash_layers else "moe" for i in range(depth)],
     )
 
 
@@ -138,13 +141,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _compressed(s: Facts) -> list[str]:
-    """The kinds of layers in DeepSeek-V4's names."""
+    """Returns the kinds of layers in DeepSeek-V4's names."""
     kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in s.mixers]
 
 
 def _rates_by_kind(s: Facts) -> dict[str, int]:
-    """Kind of layer with compressed entries → tokens per entry."""
+    """Returns kind of layer with compressed entries → tokens per entry."""
     kinds = zip(_compressed(s), s.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None

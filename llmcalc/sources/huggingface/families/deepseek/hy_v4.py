@@ -1,5 +1,6 @@
-"""Hy 4: gated latent attention with sinks, an indexer shared by most layers, hyper-connections without mixing, and
-sigmoid routing.
+"""Hy 4: gated latent attention with sinks, an indexer shared by most layers, and sigmoid routing.
+
+It has hyper-connections without mixing.
 
 transformers: models/hy_v4.
 """
@@ -10,7 +11,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, crossed, decoder, dense_or_moe, glu, listed, rmsnorm, uncounted_prediction
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, uncounted_prediction
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 from .deepseek_v4 import HYPER_MODULES
@@ -18,11 +19,11 @@ from .dsa import DSA_MODULES
 
 
 def _hy_v4(c: Config) -> Table:
-    """Hy 4: without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
+    """Reads Hy 4. Without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
     uncounted_prediction(c)
     norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
     indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    choices = listed(
+    choices = listed_kinds(
         c,
         "indexer_types",
         {"full": "full", "shared": "shared"},
@@ -46,7 +47,9 @@ def _hy_v4(c: Config) -> Table:
         "hc_magnitude": c.number("hc_magnitude"),
         "hc_eps": c.number("hc_eps"),
     }
-    stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
+    stack = combined_kinds(
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+    )
     return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
 
 

@@ -1,5 +1,6 @@
-"""Sliding-window layers with RoPE, full layers without positions, QK-norm per head, sigmoid routing: Aleph Alpha's
-Kolibri 1, Flint.
+"""Aleph Alpha's Kolibri 1 and Flint: sliding-window layers with RoPE, full layers without positions.
+
+QK-norm is per head; routing uses sigmoids.
 
 transformers: models/kolibri1 (a norm before and after each sublayer), models/flint (sinks, dense layers at the bottom).
 """
@@ -19,11 +20,11 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ..experts.mixtral import qwen_moe
 from ..glm.glm import GLM4_MODULES
@@ -45,26 +46,29 @@ def _kolibri1(c: Config) -> Table:
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    return decoder(c, block, norm, stack=windowed(c, every_nth_full(depth, 5), full=UNTURNED))
+    return decoder(c, block, norm, stack=sliding_stack(c, every_nth_full(depth, 5), full_fields=UNTURNED))
 
 
 def _flint(c: Config) -> Table:
     norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
     if c.get("mlp_only_layers") is None:  # the class replaces null by its default
         c.data = {name: value for name, value in c.data.items() if name != "mlp_only_layers"}
-    seen = listed(
+    attention_kinds = listed_kinds(
         c,
         "layer_types",
         FULL_OR_SLIDING,
         ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
     )
     windows = (
-        seen,
+        attention_kinds,
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": c.size("sliding_window")}}},
     )
     mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    shared = {"shared": glu(c, width=c.size("shared_expert_intermediate_size")), "router": {"scoring_func": "sigmoid"}}
-    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+    expert_fields = {
+        "shared": glu(c, width=c.size("shared_expert_intermediate_size")),
+        "router": {"scoring_func": "sigmoid"},
+    }
+    return qwen_moe(c, c.count("num_experts"), mixer, expert_fields, windows)
 
 
 COMMON: dict[str, Any] = {

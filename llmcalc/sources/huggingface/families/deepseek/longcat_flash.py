@@ -1,5 +1,6 @@
-"""LongCat-Flash: layers of two latent attentions, two dense FFNs and shortcut-connected experts, some of which are
-identity experts.
+"""LongCat-Flash: layers of two latent attentions, two dense FFNs and shortcut-connected experts.
+
+Some experts are identity experts.
 
 transformers: models/longcat_flash.
 """
@@ -14,7 +15,7 @@ from .deepseek import LATENT_WRITES, ROUTING, mla
 
 
 def _longcat_flash(c: Config) -> Table:
-    """LongCat-Flash: scaling factors of latents and of the experts' sum are not matrix products."""
+    """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim")
     c.must("qk_head_dim", None, head_size)
     attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class always has a low-rank query
@@ -43,7 +44,7 @@ def _longcat_flash(c: Config) -> Table:
 
 
 def _depth(c: Config) -> int:
-    """The number of layers of the class, each of which counts as two in `num_hidden_layers`.
+    """Returns the number of layers of the class, each of which counts as two in `num_hidden_layers`.
 
     If a config has both fields, `num_hidden_layers` is used.
     """
@@ -61,16 +62,20 @@ def _depth(c: Config) -> int:
     return halves // 2
 
 
-def _as_if_real(op: Op) -> Op:
+def _with_real_experts(op: Op) -> Op:
     """Returns the op of an identity expert with all linear layers of a real expert except the last."""
-    return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
+    return (
+        Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
+        if isinstance(op, IdentityExperts)
+        else op
+    )
 
 
 HOLDS_IDENTITIES = Deviation(
     "LongCat-Flash's identity experts",
     "identity experts have unused gate and up projections; checkpoints do not have them",
     "parameters",
-    follow=_as_if_real,
+    follow=_with_real_experts,
 )
 
 

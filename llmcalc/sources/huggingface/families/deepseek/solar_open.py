@@ -1,5 +1,6 @@
-"""Upstage's Solar Open: GQA with DeepSeek-V3's experts in every layer. JetBrains' Mellum 2: QK-norm, sliding windows
-and experts.
+"""Upstage's Solar Open and JetBrains' Mellum 2: grouped-query attention with experts in every layer.
+
+Solar Open has DeepSeek-V3's experts; Mellum 2 has QK-norm and sliding windows.
 
 transformers: models/solar_open, models/mellum.
 """
@@ -17,11 +18,11 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -32,7 +33,7 @@ from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, routed
 
 
 def _solar_open(c: Config) -> Table:
-    """Solar Open: o_proj has no bias, whatever attention_bias says."""
+    """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
     if c.has("first_k_dense_replace"):
         c.must("first_k_dense_replace", 0)
     if c.has("use_qk_norm"):
@@ -46,10 +47,10 @@ def _solar_open(c: Config) -> Table:
 
 
 def _mellum(c: Config) -> Table:
-    """Mellum 2: full and sliding layers have different RoPE parameters."""
+    """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
     uncounted_prediction(c)
     depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
-    ranges, networks = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth), dense_or_moe(c, depth, 0)
+    ranges, networks = listed_kinds(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth), dense_or_moe(c, depth, 0)
     mixer = attention(
         c, position=rope(c, kind="full_attention"), **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
@@ -67,7 +68,10 @@ def _mellum(c: Config) -> Table:
     }
     kinds: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
     return decoder(
-        c, block, norm, stack=crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds))
+        c,
+        block,
+        norm,
+        stack=combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds)),
     )
 
 

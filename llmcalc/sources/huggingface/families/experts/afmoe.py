@@ -1,5 +1,6 @@
-"""AFMoE (Arcee's Trinity) and Laguna: gated attention, sliding windows in most layers, DeepSeek-V3's experts with the
-score correction as a parameter.
+"""AFMoE (Arcee's Trinity) and Laguna: gated attention, sliding windows in most layers, DeepSeek-V3's experts.
+
+The score correction is a parameter.
 
 transformers: models/afmoe, models/laguna.
 """
@@ -17,12 +18,12 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     every_nth_full,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -31,30 +32,30 @@ from ...parts import (
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
 
-def _experts(c: Config, shared: int) -> Table:
-    wide = glu(c, width=shared) if shared else None
+def _experts(c: Config, shared_width: int) -> Table:
+    shared_expert = glu(c, width=shared_width) if shared_width else None
     return moe(
         c.size("num_experts"),
         c.size("num_experts_per_tok"),
         glu(c, width=c.size("moe_intermediate_size")),
-        wide,
+        shared_expert,
         **CORRECTED,
     )
 
 
-def _networks(c: Config, names: list[str], shared: int) -> tuple[list[str], Table]:
-    """One axis of `crossed`: `dense` layers, which are the block, and layers of experts."""
-    return names, {"dense": {}, "moe": {"feed_forward": _experts(c, shared)} if "moe" in names else {}}
+def _networks(c: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
+    """Returns one axis of `combined_kinds`: `dense` layers, which are the block, and layers of experts."""
+    return names, {"dense": {}, "moe": {"feed_forward": _experts(c, shared_width)} if "moe" in names else {}}
 
 
 def _afmoe(c: Config) -> Table:
-    """AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
+    """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, output_gate={"per": "element"}, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    every = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
+    full_period = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
     sliding = {"position": mixer.pop("position"), **_window(c)}
     ranges = (
-        listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, every)),
+        listed_kinds(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding}},
     )
     networks = _networks(
@@ -63,11 +64,11 @@ def _afmoe(c: Config) -> Table:
         c.size("moe_intermediate_size") * c.count("num_shared_experts"),
     )
     block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}
-    return decoder(c, block, norm, stack=crossed(ranges, networks))
+    return decoder(c, block, norm, stack=combined_kinds(ranges, networks))
 
 
 def _laguna(c: Config) -> Table:
-    """Laguna: each layer may have its own number of heads."""
+    """Reads Laguna: each layer may have its own number of heads."""
     c.must("moe_apply_router_weight_on_input", False)
     c.must("gating", True, "per-head", "per-element")
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
@@ -88,17 +89,17 @@ def _laguna(c: Config) -> Table:
     )
     if len(heads) != depth or 0 in heads:
         raise c.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
-    ranges = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    ranges = listed_kinds(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     varied = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [f"{seen}{many}" if varied else seen for seen, many in zip(ranges, heads, strict=True)]
+    names = [f"{kind}{head_count}" if varied else kind for kind, head_count in zip(ranges, heads, strict=True)]
     window = {"full": {}, "sliding": _window(c)}
-    seen = {
-        name: {"attention": {"num_attention_heads": many, **window[kind]}}
-        for name, many, kind in zip(names, heads, ranges, strict=True)
+    attention_fields = {
+        name: {"attention": {"num_attention_heads": head_count, **window[kind]}}
+        for name, head_count, kind in zip(names, heads, ranges, strict=True)
     }
     networks = _networks(c, dense_or_moe(c, depth, 1), c.count("shared_expert_intermediate_size"))
     block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((names, seen), networks))
+    return decoder(c, block, norm, stack=combined_kinds((names, attention_fields), networks))
 
 
 def _window(c: Config) -> Table:

@@ -1,5 +1,6 @@
-"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's. Their vision parts are not
-counted.
+"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's.
+
+Their vision parts are not counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
@@ -20,11 +21,11 @@ def _pre_norm(c: Config, feed_forward: Table) -> Table:
 
 
 def _aria(c: Config) -> Table:
-    """Aria: routed experts are SwiGLU FFNs without biases; hidden_act and mlp_bias apply to the shared experts only."""
-    width, shared = c.size("intermediate_size"), c.size("moe_num_shared_experts")
+    """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias are for shared experts."""
+    width, shared_count = c.size("intermediate_size"), c.size("moe_num_shared_experts")
     expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
-        c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared))
+        c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared_count))
     )
 
 

@@ -11,7 +11,7 @@ from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
 def _dbrx(c: Config) -> Table:
-    attn, ffn = _inner(c, "attn_config", {"kv_n_heads": 1}), _inner(c, "ffn_config", FFN)
+    attn, ffn = _nested_config(c, "attn_config", {"kv_n_heads": 1}), _nested_config(c, "ffn_config", FFN)
     heads, norm = c.size("num_attention_heads"), layernorm(bias=False)
     act = ffn.table("ffn_act_fn").get("name", "silu")
     if act not in ACTIVATIONS:
@@ -28,7 +28,7 @@ def _dbrx(c: Config) -> Table:
     return decoder(c, block, norm)
 
 
-def _inner(c: Config, name: str, defaults: Table) -> Config:
+def _nested_config(c: Config, name: str, defaults: Table) -> Config:
     """Reads a nested table as a config; null is an empty table."""
     return Config({} if c.get(name) is None else c.table(name), defaults, c.model_type, c.head, f"{c.where}{name}.")
 

@@ -1,5 +1,6 @@
-"""Doge: an attention mask computed from the values, a learned weight on the residual, and optionally very many experts
-of one unit each.
+"""Doge: an attention mask computed from the values, and optionally very many experts of one unit each.
+
+The residual has a learned weight.
 
 transformers: models/doge.
 """
@@ -21,7 +22,7 @@ def _doge(c: Config) -> Table:
         "type": "dynamic_mask",
         "num_attention_heads": heads,
         "num_key_value_heads": c.maybe("num_key_value_heads") or heads,
-        "head_dim": c.maybe("head_dim") or _part(c, hidden, heads),
+        "head_dim": c.maybe("head_dim") or _head_dim(c, hidden, heads),
         "keep_window_size": c.size("keep_window_size"),
         "attention_bias": c.flag("attention_bias"),
         "norm": norm,
@@ -39,26 +40,26 @@ def _doge(c: Config) -> Table:
     return decoder(c, {**block, "residual_scale": "residual"}, norm)
 
 
-def _part(c: Config, hidden: int, heads: int) -> int:
-    """A head's share of hidden_size, rounded down."""
+def _head_dim(c: Config, hidden: int, heads: int) -> int:
+    """Returns a head's share of hidden_size, rounded down."""
     if heads > hidden:
         raise c.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
-def _experts(c: Config, shared: Table) -> Table:
-    """The experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
-    experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
+def _experts(c: Config, shared_expert: Table) -> Table:
+    """Returns the experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
+    experts, top_k = c.size("num_experts"), c.size("num_experts_per_tok")
     keys = isqrt(experts)
-    if chosen > keys**2:
-        raise c.wrong("num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that form a square")
+    if top_k > keys**2:
+        raise c.wrong("num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square")
     routed = {
         "num_experts": experts,
         "num_keys": keys,
-        "num_experts_per_tok": chosen,
+        "num_experts_per_tok": top_k,
         "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
     }
-    return {"type": "product_key_moe", **routed, "shared_expert": shared}
+    return {"type": "product_key_moe", **routed, "shared_expert": shared_expert}
 
 
 OF_FIRST_CODE = frozenset(

@@ -1,5 +1,6 @@
-"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers and then experts whose score correction is a parameter
-(21B, 300B).
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers followed by layers with experts (21B, 300B).
+
+The experts' score correction is a parameter.
 
 transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has a second set of
     experts for images. `use_bias` adds a bias to every linear layer except those of the routed experts.
@@ -16,7 +17,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
@@ -42,13 +43,18 @@ CORRECTED: Table = {"score_correction": "parameter"}
 
 
 def _ernie4_5_moe(c: Config) -> Table:
-    """ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to
-    `moe_layer_end_index` (-1: the last).
+    """Reads ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer of a range.
+
+    The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
     uncounted_prediction(c)
-    depth, first, every = c.size("num_hidden_layers"), c.count("moe_layer_start_index"), c.size("moe_layer_interval")
-    last = depth - 1 if c.get("moe_layer_end_index") == -1 else c.count("moe_layer_end_index")
-    names = ["moe" if first <= i <= last and (i + 1) % every == 0 else "dense" for i in range(depth)]
+    depth, first_moe, interval = (
+        c.size("num_hidden_layers"),
+        c.count("moe_layer_start_index"),
+        c.size("moe_layer_interval"),
+    )
+    last_moe = depth - 1 if c.get("moe_layer_end_index") == -1 else c.count("moe_layer_end_index")
+    names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
     return _layers(c, names, c.size("moe_intermediate_size"), {"bias": _biased(c)})
 
 
@@ -68,12 +74,12 @@ def _ernie4_5_vl_moe_text(c: Config) -> Table:
 
 
 def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
-    norm, bias, shared = rmsnorm(c.number("rms_norm_eps")), _biased(c), c.count("moe_num_shared_experts")
+    norm, bias, shared_count = rmsnorm(c.number("rms_norm_eps")), _biased(c), c.count("moe_num_shared_experts")
     experts = moe(
         c.size("num_experts"),
         c.size("num_experts_per_tok"),
         glu(c, width=width),
-        glu(c, bias, width * shared) if shared else None,
+        glu(c, bias, width * shared_count) if shared_count else None,
         router=CORRECTED,
         **experts_too,
     )
@@ -83,7 +89,9 @@ def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too:
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, head=head, stack=crossed((names, {"dense": {}, "moe": {"feed_forward": experts}})))
+    return decoder(
+        c, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+    )
 
 
 COMMON: dict[str, Any] = {
@@ -122,8 +130,8 @@ MOE: dict[str, Any] = {
 
 
 def _interval(s: Facts) -> int:
-    found = s.with_experts()
-    return found[1] - found[0] if len(found) > 1 else 1
+    moe_layers = s.with_experts()
+    return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
 ERNIE_MOE_MODULES: Modules = {

@@ -1,5 +1,6 @@
-"""Xiaomi's MiMo: Qwen2's layers with an MTP module. MiMo-V2-Flash: sliding windows with sinks and more key/value heads,
-values narrower than keys.
+"""Xiaomi's MiMo: Qwen2's layers with an MTP module. MiMo-V2-Flash: sliding windows with sinks.
+
+MiMo-V2-Flash has more key/value heads in sliding layers, and values narrower than keys.
 
 transformers: models/mimo_v2_flash; MiMo-7B has no class there and is computed by Qwen2's.
 """
@@ -15,10 +16,10 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     glu,
-    listed,
+    listed_kinds,
     moe,
     prediction,
     rmsnorm,
@@ -41,7 +42,7 @@ def _mimo(c: Config) -> Table:
 
 
 def _mimo_v2_flash(c: Config) -> Table:
-    """MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
+    """Reads MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
 
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
     `hybrid_layer_pattern`), so they must have the values that it builds.
@@ -67,19 +68,22 @@ def _mimo_v2_flash(c: Config) -> Table:
         glu(c, width=c.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    ranges = listed(
+    ranges = listed_kinds(
         c, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
-    networks = listed(c, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
+    networks = listed_kinds(c, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
     _require_layers(c, "hybrid_layer_pattern", "sliding", ranges)
     _require_layers(c, "moe_layer_freq", "moe", networks)
     block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    seen, network = {"full": {}, "sliding": {"attention": sliding}}, {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, network)))
+    attention_fields, network = (
+        {"full": {}, "sliding": {"attention": sliding}},
+        {"dense": {}, "moe": {"feed_forward": experts}},
+    )
+    return decoder(c, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
 
 
 def _require_layers(c: Config, field: str, kind: str, layers: list[str]) -> None:
-    """Raises `InputError` if a list of 0 and 1 does not have a 1 for exactly the layers of this kind."""
+    """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if c.has(field) and c.sizes(field) != [int(layer == kind) for layer in layers]:
         layer_types = "mlp_layer_types" if kind == "moe" else "layer_types"
         raise c.wrong(field, c.get(field), f"1 for the {kind} layers of {layer_types}: the class does not read {field}")

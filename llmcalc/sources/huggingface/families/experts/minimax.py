@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed, mixed, moe, rmsnorm
+from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_kinds
 
 
 def _minimax(c: Config) -> Table:
@@ -33,7 +33,9 @@ def _minimax(c: Config) -> Table:
         "full": {**block, "attention": {"type": "attention", **attention(c)}},
     }
     default = ["linear" if i % 2 else "full" for i in range(depth)]
-    stack = mixed(kinds, listed(c, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default))
+    stack = stack_of_kinds(
+        kinds, listed_kinds(c, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default)
+    )
     return decoder(c, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 

@@ -17,11 +17,11 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     glu,
     layernorm,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -54,29 +54,29 @@ def _phimoe(c: Config) -> Table:
 
 
 def _qwen2_moe(c: Config) -> Table:
-    width, depth, used = (
+    width, depth, uses_window = (
         c.size("shared_expert_intermediate_size"),
         c.size("num_hidden_layers"),
         c.flag("use_sliding_window"),
     )
-    first = c.count("max_window_layers")
-    names = listed(
+    first_sliding = c.count("max_window_layers")
+    names = listed_kinds(
         c,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if used and i < first and i % 2 == 0 else "full" for i in range(depth)],
+        ["sliding" if uses_window and i < first_sliding and i % 2 == 0 else "full" for i in range(depth)],
     )
     window = c.maybe("sliding_window")
     windows = (
         (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
-        if used and window is not None
+        if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
-    mixer, shared = (
+    mixer, expert_fields = (
         attention(c, **biases(c.flag("qkv_bias"), *QKV)),
         {"shared": glu(c, width=width), "shared_expert_gate": True},
     )
-    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+    return qwen_moe(c, c.count("num_experts"), mixer, expert_fields, windows)
 
 
 def _qwen3_moe(c: Config) -> Table:
@@ -87,14 +87,16 @@ def _qwen3_moe(c: Config) -> Table:
     ):  # in Qwen3-Coder's config; no class reads it
         if c.has(name):
             c.must(name, value)
-    window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
+    window, uses_window = c.maybe("sliding_window"), c.flag("use_sliding_window")
     normed = qk_norm(rmsnorm(c.number("rms_norm_eps")))
-    mixer = attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed)
+    mixer = attention(
+        c, sliding_window=window if uses_window else None, **biases(c.flag("attention_bias"), *QKVO), **normed
+    )
     return qwen_moe(c, c.count("num_experts", "num_local_experts"), mixer, {})
 
 
 def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
-    """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
+    """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
     fields: fields of the experts beyond the routed ones.
     """
@@ -106,10 +108,10 @@ def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[
         if "moe" in names
         else {}
     )
-    inner = glu(c) if "dense" in names else sparse
-    block = {"attention": mixer, "feed_forward": inner, "norm": norm, "norm_placement": "pre"}
+    network = glu(c) if "dense" in names else sparse
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     kinds: Table = {"dense": {}, "moe": {"feed_forward": sparse} if "dense" in names else {}}
-    return decoder(c, block, norm, stack=crossed(*axes, (names, kinds)))
+    return decoder(c, block, norm, stack=combined_kinds(*axes, (names, kinds)))
 
 
 COMMON: dict[str, Any] = {

@@ -1,5 +1,6 @@
-"""Zyphra's ZAYA1: compressed convolutional attention, an MLP router whose tokens may skip all experts, scaled
-residuals.
+"""Zyphra's ZAYA1: compressed convolutional attention, scaled residuals, and an MLP router.
+
+The router lets tokens skip all experts.
 
 transformers: models/zaya.
 """
@@ -8,26 +9,26 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, biases, crossed, decoder, glu, listed, moe, rmsnorm, rope
+from ...parts import Table, biases, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY
 
 
 def _zaya(c: Config) -> Table:
-    """ZAYA1: the first layer's router has no earlier router whose features it could add.
+    """Reads ZAYA1: the first layer's router has no earlier router whose features it could add.
 
     In configs of the older code some layers are attention and others experts; a config with only those fields is an
     error.
     """
     if c.has("zaya_mlp_expansion") and not c.has("router_hidden_size"):
-        given = c.get("zaya_mlp_expansion")
+        expansion = c.get("zaya_mlp_expansion")
         raise c.wrong(
             "zaya_mlp_expansion",
-            given,
+            expansion,
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     c.must("num_experts_per_tok", 1)
     depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
-    ranges = listed(c, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
+    ranges = listed_kinds(c, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
     if "sliding" in ranges and window is None:
         raise c.wrong("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
     mixer: Table = {
@@ -55,17 +56,17 @@ def _zaya(c: Config) -> Table:
         router=router,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre", "residual_scale": True}
-    reach = ["first" if i == 0 else "further" for i in range(depth)]
-    above: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
+    positions = ["first" if i == 0 else "further" for i in range(depth)]
+    router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
-        **crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (reach, above)),
+        **combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (positions, router_fields)),
     }
     return decoder(c, block, norm, head=biases(c.flag("lm_head_bias"), "bias"), stack=stack)
 
 
 def _scale_and_bias(name: str) -> str:
-    """Returns the modules of the scale and shift vectors of a residual or of the sublayer output added to it."""
+    """Returns the module names of the scale and shift vectors of a residual or of a sublayer output."""
     return f"{name}_scale + {name}_bias"
 
 

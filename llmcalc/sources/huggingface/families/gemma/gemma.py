@@ -1,5 +1,6 @@
-"""Gemma 1 to 3, and VaultGemma: gated GELU, a head size independent of hidden_size, a norm before and after each
-sublayer (2, 3).
+"""Gemma 1 to 3, and VaultGemma: gated GELU, and a head size independent of hidden_size.
+
+Gemma 2 and 3 have a norm before and after each sublayer.
 
 transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A bidirectional model (EmbeddingGemma) is
     an encoder here.
@@ -16,14 +17,14 @@ from ...parts import (
     Table,
     attention,
     biases,
+    bidirectional,
     decoder,
     every_nth_full,
     glu,
     qk_norm,
     rmsnorm,
     rope,
-    seen_both_ways,
-    windowed,
+    sliding_stack,
 )
 from ...writes import Writes
 from ...written_towers import gemma3_sections, paligemma_sections
@@ -38,7 +39,7 @@ def gemma_like(
     if "use_bidirectional_attention" not in c.defaults or c.get("use_bidirectional_attention") is None:
         return table
     if c.flag("use_bidirectional_attention"):
-        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2)
+        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2)
     return table
 
 
@@ -46,8 +47,8 @@ def _mixer(c: Config, **fields: Any) -> Table:
     return attention(c, **biases(c.flag("attention_bias"), *QKVO), **fields)
 
 
-def capped(c: Config) -> Table:
-    """Attention with soft-capped scores, if the config sets a cap."""
+def score_cap(c: Config) -> Table:
+    """Returns the soft cap of attention scores, if the config sets one."""
     return (
         {}
         if c.get("attn_logit_softcapping") is None
@@ -61,18 +62,20 @@ def _gemma(c: Config) -> Table:
 
 def _gemma2(c: Config) -> Table:
     return gemma_like(
-        c, _mixer(c, **capped(c)), "sandwich", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2))
+        c, _mixer(c, **score_cap(c)), "sandwich", sliding_stack(c, every_nth_full(c.size("num_hidden_layers"), 2))
     )
 
 
 def _vaultgemma(c: Config) -> Table:
-    return gemma_like(c, _mixer(c, **capped(c)), "pre", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+    return gemma_like(
+        c, _mixer(c, **score_cap(c)), "pre", sliding_stack(c, every_nth_full(c.size("num_hidden_layers"), 2))
+    )
 
 
 def local_theta(c: Config) -> float:
-    """RoPE's base in sliding layers."""
-    given = c.data.get("rope_parameters")
-    local = given.get("sliding_attention") if isinstance(given, dict) else None
+    """Returns RoPE's base in sliding layers."""
+    rope_parameters = c.data.get("rope_parameters")
+    local = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
     theta = local.get("rope_theta") if isinstance(local, dict) else c.data.get("rope_local_base_freq")
     return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
 
@@ -81,7 +84,9 @@ def _gemma3(c: Config) -> Table:
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = _mixer(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm))
     kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 6)
-    return gemma_like(c, mixer, "sandwich", windowed(c, kinds, sliding={"position": {"rope_theta": local_theta(c)}}))
+    return gemma_like(
+        c, mixer, "sandwich", sliding_stack(c, kinds, sliding={"position": {"rope_theta": local_theta(c)}})
+    )
 
 
 COMMON: dict[str, Any] = {

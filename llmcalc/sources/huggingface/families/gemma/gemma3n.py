@@ -1,5 +1,6 @@
-"""Gemma 3n: parallel residual streams (AltUp), a low-rank path (LAuReL), per-layer embeddings, keys and values shared
-by the last layers.
+"""Gemma 3n: parallel residual streams (AltUp), a low-rank path (LAuReL) and per-layer embeddings.
+
+The last layers share keys and values.
 
 transformers: models/gemma3n.
 """
@@ -16,15 +17,15 @@ from ...parts import (
     Table,
     attention,
     biases,
-    check_shared,
+    check_shared_layers,
     decoder,
     every_nth_full,
     glu,
-    laid_out,
-    listed,
+    listed_kinds,
     qk_norm,
     rmsnorm,
     rope,
+    stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
 
@@ -33,34 +34,41 @@ if TYPE_CHECKING:
 
 
 def _widths(c: Config, depth: int) -> list[int]:
-    """The FFN width of each layer."""
-    given = c.get("intermediate_size")
-    if not isinstance(given, list):
+    """Returns the FFN width of each layer."""
+    stated = c.get("intermediate_size")
+    if not isinstance(stated, list):
         return [c.size("intermediate_size")] * depth
     widths = c.sizes("intermediate_size")
     if len(widths) != depth or 0 in widths:
-        raise c.wrong("intermediate_size", given, f"one width, or {depth} of them")
+        raise c.wrong("intermediate_size", stated, f"one width, or {depth} of them")
     return widths
 
 
 def _gemma3n(c: Config) -> Table:
-    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
+    depth, window, shared_layers = (
+        c.size("num_hidden_layers"),
+        c.size("sliding_window"),
+        c.count("num_kv_shared_layers"),
+    )
     norm, width, streams = (
         rmsnorm(c.number("rms_norm_eps")),
         c.size("hidden_size_per_layer_input"),
         c.size("altup_num_inputs"),
     )
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
-    check_shared(c, kinds, shared)
+    kinds = listed_kinds(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared_layers(c, kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (kind, inner) in enumerate(zip(kinds, _widths(c, depth), strict=True)):
+    for i, (kind, ffn_width) in enumerate(zip(kinds, _widths(c, depth), strict=True)):
         local: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(c)}} if kind == "sliding" else {}
         )
-        reused = shared > 0 and i >= depth - shared
+        reused = shared_layers > 0 and i >= depth - shared_layers
         mixer = {**local, "kv_shared": True} if reused else local
         layers.append(
-            (f"{kind}_shared" if reused else kind, {"attention": mixer, "feed_forward": {"intermediate_size": inner}})
+            (
+                f"{kind}_shared" if reused else kind,
+                {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
+            )
         )
     mixer = attention(
         c, position={"rope_theta": 1_000_000.0, **rope(c)}, v_norm=rmsnorm(norm["eps"], weight=False),
@@ -84,7 +92,7 @@ def _gemma3n(c: Config) -> Table:
         block,
         norm,
         stack={
-            **laid_out(layers),
+            **stack_of_layers(layers),
             "per_layer_embedding": table,
             "streams": {"type": "altup", "altup_num_inputs": streams},
         },
@@ -130,7 +138,7 @@ IGNORED = frozenset(
 
 
 def sharing(s: Facts) -> int:
-    """The number of layers that use the keys and values of an earlier layer."""
+    """Returns the number of layers that use the keys and values of an earlier layer."""
     return sum(bool(mixer.kv_shared) for mixer in s.mixers)
 
 

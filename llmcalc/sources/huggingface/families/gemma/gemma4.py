@@ -1,5 +1,6 @@
-"""Gemma 4: sliding and full layers with different head sizes, experts in parallel with a dense FFN, per-layer
-embeddings, shared keys and values.
+"""Gemma 4: sliding and full layers with different head sizes, and experts in parallel with a dense FFN.
+
+It has per-layer embeddings, and layers that share keys and values.
 
 transformers: models/gemma4, models/gemma4_unified (without experts and per-layer embeddings). The last
     `num_kv_shared_layers` layers use the keys and values of the nearest earlier layer of their kind. A model that is
@@ -20,16 +21,16 @@ from ...parts import (
     Table,
     attention,
     biases,
-    check_shared,
+    bidirectional,
+    check_shared_layers,
     decoder,
     every_nth_full,
     glu,
-    laid_out,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
-    seen_both_ways,
+    stack_of_layers,
 )
 from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
@@ -40,32 +41,42 @@ if TYPE_CHECKING:
 
 
 def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
-    """The head sizes of each layer that differ from the common ones: from `per_layer_config`, or `global_` in full
-    layers.
+    """Returns the head sizes of each layer that differ from the common ones.
+
+    They are those in `per_layer_config`, or `global_` fields in full layers.
     """
     if c.has("per_layer_config"):
         table = c.table("per_layer_config")
-        known = {"head_dim", "num_key_value_heads"}
+        allowed_fields = {"head_dim", "num_key_value_heads"}
         layers = [table.get(str(i), {}) for i in range(len(kinds))]
         if not all(
-            isinstance(layer, dict) and set(layer) <= known and all(is_whole(v) and v > 0 for v in layer.values())
+            isinstance(layer, dict)
+            and set(layer) <= allowed_fields
+            and all(is_whole(v) and v > 0 for v in layer.values())
             for layer in layers
         ):
-            raise c.wrong("per_layer_config", table, f"{' and '.join(sorted(known))} of some layers")
+            raise c.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
         return layers
     heads = c.maybe("num_global_key_value_heads") if c.flag("attention_k_eq_v") else None
-    full: Table = {"head_dim": c.size("global_head_dim"), **({} if heads is None else {"num_key_value_heads": heads})}
-    return [full if kind == "full" else {} for kind in kinds]
+    full_fields: Table = {
+        "head_dim": c.size("global_head_dim"),
+        **({} if heads is None else {"num_key_value_heads": heads}),
+    }
+    return [full_fields if kind == "full" else {} for kind in kinds]
 
 
 def _layers(c: Config, kinds: list[str], wider: str) -> Table:
-    """The fields of the stack with its kinds of layers, and the kind of each layer.
+    """Returns the fields of the stack with its kinds of layers, and the kind of each layer.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
-    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
-    check_shared(c, kinds, shared)
-    wide = c.flag("use_double_wide_mlp")
+    depth, window, shared_layers = (
+        c.size("num_hidden_layers"),
+        c.size("sliding_window"),
+        c.count("num_kv_shared_layers"),
+    )
+    check_shared_layers(c, kinds, shared_layers)
+    double_wide = c.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     sizes = _full_heads(c, kinds)
     for i, kind in enumerate(kinds):
@@ -78,12 +89,12 @@ def _layers(c: Config, kinds: list[str], wider: str) -> Table:
         elif c.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
-        if shared and i >= depth - shared:
+        if shared_layers and i >= depth - shared_layers:
             mixer["kv_shared"] = True
-            if wide:
+            if double_wide:
                 layer[wider] = {"intermediate_size": 2 * c.size("intermediate_size")}
         layers.append((f"{kind}_shared" if "kv_shared" in mixer else kind, layer))
-    return laid_out(layers)
+    return stack_of_layers(layers)
 
 
 def _gemma4(c: Config) -> Table:
@@ -96,7 +107,7 @@ def _unified(c: Config) -> Table:
 
 def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
     norm = rmsnorm(c.number("rms_norm_eps"))
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(c.size("num_hidden_layers"), 6))
+    kinds = listed_kinds(c, "layer_types", FULL_OR_SLIDING, every_nth_full(c.size("num_hidden_layers"), 6))
     kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
@@ -129,7 +140,7 @@ def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
     table = decoder(c, block, norm, stack=stack)
     c.must("use_bidirectional_attention", None, "all", "vision")
     if c.get("use_bidirectional_attention") == "all":
-        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2 + 1)
+        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2 + 1)
     return table
 
 
@@ -177,20 +188,20 @@ IGNORED = frozenset(
 )
 
 
-def _full(s: Facts) -> Any:
-    """A layer without a window."""
-    return s.find(Attention, where=lambda part: part.sliding_window is None)
+def _full_attention(s: Facts) -> Any:
+    """Returns the attention of a layer without a window."""
+    return s.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def _windowed(s: Facts) -> Any:
-    """The attention of the first layer with a window, or of the first layer if no layer has one."""
+def _sliding_attention(s: Facts) -> Any:
+    """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
     return (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)
 
 
-def _every_key(s: Facts) -> int | None:
-    """The key/value heads of full layers, if they differ from those of the other layers."""
-    many: int | None = _full(s).num_key_value_heads
-    return many if many != s.mixers[0].num_key_value_heads else None
+def _full_kv_heads(s: Facts) -> int | None:
+    """Returns the key/value heads of full layers, if they differ from those of the other layers."""
+    kv_heads: int | None = _full_attention(s).num_key_value_heads
+    return kv_heads if kv_heads != s.mixers[0].num_key_value_heads else None
 
 
 def _per_layer(s: Facts) -> int:
@@ -201,7 +212,7 @@ def _per_layer(s: Facts) -> int:
     return width
 
 
-def _wider(s: Facts) -> bool:
+def _has_wider_ffn(s: Facts) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
     networks: list[Any] = [layer.networks()[-1] for layer in s.layers]
     return len({network.intermediate_size for network in networks}) > 1
@@ -214,13 +225,13 @@ FAMILIES = {
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
-            "head_dim": lambda s: _windowed(s)[2],
-            "num_key_value_heads": lambda s: _windowed(s)[1],
-            "global_head_dim": lambda s: _full(s).sizes(s.spec.hidden_size)[2],
-            "num_global_key_value_heads": _every_key,
-            "attention_k_eq_v": lambda s: _full(s).attention_k_eq_v,
+            "head_dim": lambda s: _sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: _sliding_attention(s)[1],
+            "global_head_dim": lambda s: _full_attention(s).sizes(s.spec.hidden_size)[2],
+            "num_global_key_value_heads": _full_kv_heads,
+            "attention_k_eq_v": lambda s: _full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
-            "use_double_wide_mlp": _wider,
+            "use_double_wide_mlp": _has_wider_ffn,
             "hidden_size_per_layer_input": _per_layer,
             "enable_moe_block": lambda s: bool(s.with_experts()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,

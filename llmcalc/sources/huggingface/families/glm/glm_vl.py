@@ -14,8 +14,8 @@ from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
 from .glm import GLM4_MODULES, HALVES_MODULES
 
 
-def _share(c: Config) -> int:
-    """A head's share of hidden_size, rounded down as in the classes."""
+def _head_dim(c: Config) -> int:
+    """Returns a head's share of hidden_size, rounded down as in the classes."""
     width, heads = c.size("hidden_size"), c.size("num_attention_heads")
     if width < heads:
         raise c.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")
@@ -25,13 +25,13 @@ def _share(c: Config) -> int:
 def _glm4v_text(c: Config) -> Table:
     c.must("attention_bias", None, True)
     norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, head_dim=_share(c), **biases(True, *QKV))
+    mixer = attention(c, head_dim=_head_dim(c), **biases(True, *QKV))
     return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}, norm)
 
 
 def _glm4v_moe_text(c: Config) -> Table:
     c.must("use_qk_norm", None, False)
-    head = c.maybe("head_dim") or _share(c)
+    head = c.maybe("head_dim") or _head_dim(c)
     mixer = attention(c, position=rope(c, 0.5), head_dim=head, **biases(c.flag("attention_bias"), *QKV))
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
     return deepseek(c, mixer, routed(c, **SIGMOID), names)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
-from .gpt import ALIASES, heads_of
+from .gpt import ALIASES, full_width_heads
 
 
 def _ctrl(c: Config) -> Table:
     norm = layernorm(1e-6)
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
+        "attention": full_width_heads(c, **biases(True, *QKVO)),
         "feed_forward": mlp(c.size("dff"), "relu"),
         "norm": norm,
         "norm_placement": "pre",

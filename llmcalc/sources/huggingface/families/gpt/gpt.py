@@ -1,5 +1,6 @@
-"""GPT and its successors: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox,
-gpt_neox_japanese.
+"""GPT and its successors.
+
+openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese.
 
 transformers: models/openai, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese. LayerNorms with
     biases, non-gated FFNs with biases; learned positions up to GPT-Neo, rotary positions in later models.
@@ -24,7 +25,7 @@ from ...parts import (
     labels,
     layer_pattern,
     layernorm,
-    learned,
+    learned_positions,
     mlp,
     rope,
 )
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def heads_of(c: Config, **fields: Any) -> Table:
-    """Multi-head attention whose heads together have the width of the model."""
+def full_width_heads(c: Config, **fields: Any) -> Table:
+    """Returns multi-head attention whose heads together have the width of the model."""
     heads = c.size("num_attention_heads")
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
     return {"num_attention_heads": heads, **fields}
 
 
-def inner(c: Config, width: str, act: str, bias: bool = True) -> Table:
-    """A non-gated FFN, with a default width of four times hidden_size. width: the config field of its width."""
+def plain_ffn(c: Config, width: str, act: str, bias: bool = True) -> Table:
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: the config field of its width."""
     return mlp(c.maybe(width) or 4 * c.size("hidden_size"), c.choice(ACTIVATIONS, act), bias)
 
 
@@ -57,7 +58,7 @@ def _gpt(
     norm = layernorm(c.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": inner(c, width, "activation_function"),
+        "feed_forward": plain_ffn(c, width, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
@@ -65,8 +66,8 @@ def _gpt(
     return decoder(c, layer, norm, stack=stack, head=head, answers=answers)
 
 
-def _choosing(c: Config) -> Table:
-    """The second head of a multiple-choice class: one score of the last token for each continuation."""
+def _choice_head(c: Config) -> Table:
+    """Returns the second head of a multiple-choice class: one score of the last token for each continuation."""
     if c.head != "lm" or not architecture(c).endswith("DoubleHeadsModel"):
         return {}
     c.must("summary_use_proj", True)
@@ -76,13 +77,16 @@ def _choosing(c: Config) -> Table:
 
 def _gpt2(c: Config) -> Table:
     c.must("add_cross_attention", False)
-    return {**_gpt(c, heads_of(c, **biases(True, *QKVO)), stack={"position": learned(c)}), **_choosing(c)}
+    return {
+        **_gpt(c, full_width_heads(c, **biases(True, *QKVO)), stack={"position": learned_positions(c)}),
+        **_choice_head(c),
+    }
 
 
 def _gpt_bigcode(c: Config) -> Table:
     c.must("add_cross_attention", False)
     queries = {"num_key_value_heads": 1} if c.flag("multi_query") else {}
-    return _gpt(c, heads_of(c, **queries, **biases(True, *QKVO)), stack={"position": learned(c)})
+    return _gpt(c, full_width_heads(c, **queries, **biases(True, *QKVO)), stack={"position": learned_positions(c)})
 
 
 def _gpt_neo(c: Config) -> Table:
@@ -93,7 +97,7 @@ def _gpt_neo(c: Config) -> Table:
     for entry in types if isinstance(types, list) else ():
         match entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(one, str) and one in kinds for one in several
+                isinstance(kind, str) and kind in kinds for kind in several
             ):
                 names += several * times
             case _:
@@ -105,9 +109,9 @@ def _gpt_neo(c: Config) -> Table:
     stack = {
         "variants": {name: kinds[name] for name in dict.fromkeys(names)},
         **layer_pattern(names),
-        "position": learned(c),
+        "position": learned_positions(c),
     }
-    return _gpt(c, heads_of(c, o_bias=True), "intermediate_size", stack)
+    return _gpt(c, full_width_heads(c, o_bias=True), "intermediate_size", stack)
 
 
 def _openai_gpt(c: Config) -> Table:
@@ -117,27 +121,27 @@ def _openai_gpt(c: Config) -> Table:
         c.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
+        "attention": full_width_heads(c, **biases(True, *QKVO)),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "post",
     }
-    return decoder(c, block, None, stack={"position": learned(c)}, **_choosing(c))
+    return decoder(c, block, None, stack={"position": learned_positions(c)}, **_choice_head(c))
 
 
 def _gptj(c: Config) -> Table:
-    turned = c.maybe("rotary_dim")
-    position = {"type": "rope", **({} if turned is None else {"rotary_dim": turned})}
-    return _gpt(c, heads_of(c, position=position), parallel="shared", head={"bias": True}, answers=labels(c))
+    rotary_dim = c.maybe("rotary_dim")
+    position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
+    return _gpt(c, full_width_heads(c, position=position), parallel="shared", head={"bias": True}, answers=labels(c))
 
 
 def _gpt_neox(c: Config) -> Table:
     norm = layernorm(c.number("layer_norm_eps"))
     position = rope(c, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = heads_of(c, position=position, **biases(c.flag("attention_bias"), *QKVO))
+    mixer = full_width_heads(c, position=position, **biases(c.flag("attention_bias"), *QKVO))
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "feed_forward": plain_ffn(c, "intermediate_size", "hidden_act"),
         "norm": norm,
         "norm_placement": "pre",
     }
@@ -145,7 +149,7 @@ def _gpt_neox(c: Config) -> Table:
 
 
 def _gpt_neox_japanese(c: Config) -> Table:
-    """GPT-NeoX Japanese: no biases, except in the attention output projection of the last layer."""
+    """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
     norm, depth, width = (
         layernorm(c.number("layer_norm_eps")),
         c.size("num_hidden_layers"),
@@ -153,7 +157,7 @@ def _gpt_neox_japanese(c: Config) -> Table:
     )
     network = mlp(width, c.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = {
-        "attention": heads_of(c, position=rope(c, 1.0, "rotary_pct", "rotary_emb_base")),
+        "attention": full_width_heads(c, position=rope(c, 1.0, "rotary_pct", "rotary_emb_base")),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "pre",
@@ -204,12 +208,12 @@ NO_COUNT = frozenset(
 )
 
 
-def _afn(s: Facts) -> str:
-    """GPT-1's name `gelu` stands for the approximate GELU, which has another name in other classes."""
+def _activation_name(s: Facts) -> str:
+    """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
     return {"gelu_tanh": "gelu"}.get(s.network.hidden_act, s.network.hidden_act)
 
 
-def _neo(s: Facts) -> list[Any]:
+def _attention_types(s: Facts) -> list[Any]:
     """Returns GPT-Neo's attention types with one entry per layer."""
     return [[["global" if kind == "full_attention" else "local"], 1] for kind in s.kinds()]
 
@@ -270,7 +274,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases=ALIASES,
-        writes={"afn": _afn},
+        writes={"afn": _activation_name},
         modules={
             **GPT2_MODULES,
             "embed_tokens": "tokens_embed",
@@ -305,7 +309,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        writes={"attention_types": _neo, "window_size": lambda s: present(s.window)},
+        writes={"attention_types": _attention_types, "window_size": lambda s: present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
         modules={
             **GPT2_MODULES,

@@ -1,4 +1,4 @@
-"""Decoders of fairseq: opt, xglm, biogpt. They have biases everywhere, and two rows before the first learned position.
+"""Decoders of fairseq, with biases everywhere and two rows before the first position: opt, xglm, biogpt.
 
 transformers: models/opt, models/xglm, models/biogpt.
 """
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, learned
-from .gpt import heads_of, inner
+from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
+from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
 def _opt(c: Config) -> Table:
-    bias, first, hidden = c.flag("enable_bias"), c.flag("do_layer_norm_before"), c.size("hidden_size")
+    bias, pre_norm, hidden = c.flag("enable_bias"), c.flag("do_layer_norm_before"), c.size("hidden_size")
     norm = layernorm(weight=c.flag("layer_norm_elementwise_affine"))
     block = {
-        "attention": heads_of(c, **biases(bias, *QKVO)),
-        "feed_forward": inner(c, "ffn_dim", "activation_function", bias),
+        "attention": full_width_heads(c, **biases(bias, *QKVO)),
+        "feed_forward": plain_ffn(c, "ffn_dim", "activation_function", bias),
         "norm": norm,
-        "norm_placement": "pre" if first else "post",
+        "norm_placement": "pre" if pre_norm else "post",
     }
     width = c.maybe("word_embed_proj_dim") or hidden
-    last = norm if first and not c.flag("_remove_final_layer_norm") else None
+    final_norm = norm if pre_norm and not c.flag("_remove_final_layer_norm") else None
     factorised: Table = {} if width == hidden else {"embedding_size": width}
-    return decoder(c, block, last, stack={"position": learned(c, 2)}, **factorised)
+    return decoder(c, block, final_norm, stack={"position": learned_positions(c, 2)}, **factorised)
 
 
 def _xglm(c: Config) -> Table:
@@ -37,14 +37,14 @@ def _xglm(c: Config) -> Table:
 
 
 def _biogpt(c: Config) -> Table:
-    return _fairseq(c, "intermediate_size", "hidden_act", learned(c, 2))
+    return _fairseq(c, "intermediate_size", "hidden_act", learned_positions(c, 2))
 
 
 def _fairseq(c: Config, width: str, act: str, position: Table) -> Table:
     norm = layernorm()
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
-        "feed_forward": inner(c, width, act),
+        "attention": full_width_heads(c, **biases(True, *QKVO)),
+        "feed_forward": plain_ffn(c, width, act),
         "norm": norm,
         "norm_placement": "pre",
     }

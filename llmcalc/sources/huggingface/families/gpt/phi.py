@@ -12,7 +12,7 @@ from ...family import Family, Modules
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
-from .gpt import heads_of, inner
+from .gpt import full_width_heads, plain_ffn
 
 
 def _phi3(c: Config) -> Table:
@@ -25,7 +25,7 @@ def _phi(c: Config) -> Table:
     mixer = attention(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "feed_forward": plain_ffn(c, "intermediate_size", "hidden_act"),
         "norm": norm,
         "norm_placement": "pre",
         "parallel": "shared",
@@ -36,12 +36,12 @@ def _phi(c: Config) -> Table:
 def _persimmon(c: Config) -> Table:
     norm = layernorm(c.number("layer_norm_eps"))
     normed = qk_norm(norm) if c.flag("qk_layernorm") else {}
-    mixer = heads_of(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
+    mixer = full_width_heads(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
     return decoder(
         c,
         {
             "attention": mixer,
-            "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+            "feed_forward": plain_ffn(c, "intermediate_size", "hidden_act"),
             "norm": norm,
             "norm_placement": "pre",
         },
@@ -66,7 +66,7 @@ def _starcoder2(c: Config) -> Table:
         c,
         {
             "attention": mixer,
-            "feed_forward": inner(c, "intermediate_size", "hidden_act", bias),
+            "feed_forward": plain_ffn(c, "intermediate_size", "hidden_act", bias),
             "norm": norm,
             "norm_placement": "pre",
         },
@@ -76,7 +76,7 @@ def _starcoder2(c: Config) -> Table:
 
 def _jais2(c: Config) -> Table:
     norm, mixer = layernorm(c.number("layer_norm_eps")), attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    network = inner(c, "intermediate_size", "hidden_act", c.flag("mlp_bias"))
+    network = plain_ffn(c, "intermediate_size", "hidden_act", c.flag("mlp_bias"))
     return decoder(c, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
-from ..gpt.gpt import inner
+from ..gpt.gpt import plain_ffn
 
 
 def _bitnet(c: Config) -> Table:
-    """BitNet: a norm before the output projection of each sublayer."""
+    """Reads BitNet: a norm before the output projection of each sublayer."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, sub_norm=norm, **biases(c.flag("attention_bias"), *QKVO))
     return decoder(
@@ -24,12 +24,12 @@ def _bitnet(c: Config) -> Table:
 
 
 def _nanochat(c: Config) -> Table:
-    """nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
+    """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
     norm = rmsnorm(c.number("rms_norm_eps"), weight=False)
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act", False),
+        "feed_forward": plain_ffn(c, "intermediate_size", "hidden_act", False),
         "norm": norm,
         "norm_placement": "pre",
     }

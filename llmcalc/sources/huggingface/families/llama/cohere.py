@@ -25,12 +25,12 @@ from ...parts import (
     glu,
     layer_pattern,
     layernorm,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
     rope,
-    windowed,
+    sliding_stack,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _cohere2(c: Config) -> Table:
     mixer = attention(c, **_biased(c))
     if c.maybe("sliding_window") is None:
         del mixer["position"]
-    return _parallel(c, mixer, glu(c), _norm(c), windowed(c, kinds, full={"position": "none"}))
+    return _parallel(c, mixer, glu(c), _norm(c), sliding_stack(c, kinds, full_fields={"position": "none"}))
 
 
 def _cohere2_moe(c: Config) -> Table:
@@ -82,37 +82,45 @@ def _cohere2_moe(c: Config) -> Table:
         c.maybe("sliding_window"),
     )
     default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
-    seen = listed(c, "layer_types", FULL_OR_SLIDING, default)
-    inner = listed(
+    attention_kinds = listed_kinds(c, "layer_types", FULL_OR_SLIDING, default)
+    network_kinds = listed_kinds(
         c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense"] * dense + ["sparse"] * (depth - dense)
     )
-    shared = c.count("num_shared_experts")
+    shared_count = c.count("num_shared_experts")
     experts = moe(
         c.size("num_experts"),
         c.size("num_experts_per_tok"),
         glu(c),
-        glu(c, width=shared * c.size("intermediate_size")) if shared else None,
+        glu(c, width=shared_count * c.size("intermediate_size")) if shared_count else None,
         router={"scoring_func": c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    wide = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
+    dense_network = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
     variants: Table = {}
-    for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
-        windows: Table = {} if attends == "full" or window is None else {"sliding_window": window}
-        turned = bool(windows) or (works == "dense" and dense_period == 1)
-        changes: Table = windows if turned else {"position": "none"}
-        variants[f"{works}_{attends}"] = {"attention": changes, **({"feed_forward": wide} if works == "dense" else {})}
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
+        windows: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
+        has_rope = bool(windows) or (network_kind == "dense" and dense_period == 1)
+        changes: Table = windows if has_rope else {"position": "none"}
+        variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": changes,
+            **({"feed_forward": dense_network} if network_kind == "dense" else {}),
+        }
     norm = rmsnorm(c.number("rms_norm_eps")) if c.get("rms_norm_eps") is not None else _norm(c)
-    pattern = layer_pattern([f"{works}_{attends}" for attends, works in zip(seen, inner, strict=True)])
+    pattern = layer_pattern(
+        [
+            f"{network_kind}_{attention_kind}"
+            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+        ]
+    )
     return _parallel(c, attention(c, **_biased(c)), experts, norm, {"variants": variants, **pattern})
 
 
 def _compass(c: Config) -> Table:
-    """Cohere Compass: `rope_parameters` has a table for each kind of layer; a null table means no positions."""
-    given = c.data.get("rope_parameters")
-    tables = given if isinstance(given, dict) else {}
+    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
+    rope_parameters = c.data.get("rope_parameters")
+    tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window, names = (
         c.maybe("sliding_window"),
-        listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers")),
+        listed_kinds(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers")),
     )
     kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, kind in FULL_OR_SLIDING.items():
@@ -158,8 +166,8 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 
-def _own_norm(s: Facts) -> float:
-    """The epsilon of an RMSNorm; the field is written only for an RMSNorm, because it makes the class use one."""
+def _rms_eps(s: Facts) -> float:
+    """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
     if s.layers[0].norm.type != "rmsnorm":
         raise Absent
     return s.layers[0].norm.eps
@@ -195,7 +203,7 @@ FAMILIES = {
         },
         IGNORED,
         writes={
-            "rms_norm_eps": _own_norm,
+            "rms_norm_eps": _rms_eps,
             "expert_selection_fn": lambda s: s.moe.router.scoring_func,
             "prefix_dense_intermediate_size": lambda s: s.dense.intermediate_size,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,

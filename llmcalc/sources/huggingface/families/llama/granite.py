@@ -1,5 +1,6 @@
-"""Granite: Llama with multipliers, which have no parameters; also with experts (GraniteMoE) and a shared expert
-(GraniteMoEShared).
+"""Granite: Llama with multipliers, which have no parameters, and optionally with experts.
+
+GraniteMoE has experts, GraniteMoEShared also a shared expert.
 
 HyperCLOVA X also has norms on the sublayers' outputs. The SWA models have sliding windows, sinks and a base of RoPE per
 layer.
@@ -14,7 +15,20 @@ from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
 from ...family import Family, Modules
-from ...parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    rope,
+    stack_of_layers,
+)
 from ...writes import WINDOW, Writes
 
 if TYPE_CHECKING:
@@ -56,12 +70,12 @@ def _hyperclovax(c: Config) -> Table:
 
 
 def _swa(c: Config, feed_forward: Table) -> Table:
-    """Granite SWA: each fourth layer, starting with the lowest, has full attention.
+    """Reads Granite SWA: each fourth layer, starting with the lowest, has full attention.
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
     depth, window = c.size("num_hidden_layers"), c.size("sliding_window")
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
+    kinds = listed_kinds(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
     bases = c.get("layer_rope_theta")
     if bases is not None and (
         not isinstance(bases, list)
@@ -73,7 +87,7 @@ def _swa(c: Config, feed_forward: Table) -> Table:
     for kind, base in zip(kinds, bases or [None] * depth, strict=False):
         position = {} if base is None else {"position": {**rope(c), "rope_theta": float(base)} if base else "none"}
         layers.append((kind, {"attention": {**position, **({"sliding_window": window} if kind == "sliding" else {})}}))
-    return _around(c, feed_forward, stack=laid_out(layers), sinks=True)
+    return _around(c, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
 def _granite_swa(c: Config) -> Table:
@@ -105,12 +119,12 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _bases(s: Facts) -> Any:
-    """RoPE's base in each layer, 0 for a layer without positions."""
+def _rope_bases(s: Facts) -> Any:
+    """Returns RoPE's base in each layer, 0 for a layer without positions."""
     return [position.rope_theta if isinstance(position, Rope) else 0 for position in s.positions]
 
 
-BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _bases}
+BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}
 
 
 GRANITE_MODULES: Modules = {

@@ -14,7 +14,7 @@ from .llama import COMMON, llama_like
 
 
 def _internlm3(c: Config) -> Table:
-    """InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
+    """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
     bias = c.flag("attention_bias")
     c.must("mlp_bias", bias)
     return llama_like(c, attention(c, **biases(bias, *QKVO)), bias)

@@ -19,16 +19,16 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
-    listed,
+    listed_kinds,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ...writes import WINDOW
 
 
 def llama_like(c: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
-    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the family's class has them.
+    """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, with sliding layers if the class has them.
 
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
@@ -38,7 +38,7 @@ def llama_like(c: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool =
 
 
 def sliding(c: Config, by_layer: bool = False) -> Table:
-    """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers.
+    """Returns the variants `sliding` and `full`, from `layer_types` or use_sliding_window and max_window_layers.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
     whatever a config says.
@@ -46,12 +46,12 @@ def sliding(c: Config, by_layer: bool = False) -> Table:
     if "sliding_window" not in c.defaults:
         return {}
     depth, window = c.size("num_hidden_layers"), c.maybe("sliding_window")
-    first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
-    used = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
-    names = ["full" if i < first else "sliding" for i in range(depth)]
+    first_sliding = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
+    uses_window = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
+    names = ["full" if i < first_sliding else "sliding" for i in range(depth)]
     if by_layer or "layer_types" in c.defaults:
-        names = listed(c, "layer_types", FULL_OR_SLIDING, names)
-    if window is None or not used:
+        names = listed_kinds(c, "layer_types", FULL_OR_SLIDING, names)
+    if window is None or not uses_window:
         return {}
     variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {"variants": {k: v for k, v in variants.items() if k in names}, **layer_pattern(names)}
@@ -62,7 +62,7 @@ def _llama(c: Config) -> Table:
 
 
 def _mistral(c: Config) -> Table:
-    """Mistral: transformers' `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
+    """Reads Mistral. `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
     return llama_like(c, attention(c), by_layer=c.data.get("layer_types") is not None)
 
 
@@ -77,7 +77,7 @@ def _qwen3(c: Config) -> Table:
 
 
 def _cwm(c: Config) -> Table:
-    """Code World Model: each fourth layer, starting with the lowest, has full attention."""
+    """Reads Code World Model: each fourth layer, starting with the lowest, has full attention."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     block = {
         "attention": attention(c),
@@ -86,7 +86,7 @@ def _cwm(c: Config) -> Table:
         "norm_placement": "pre",
     }
     c.size("sliding_window")
-    return decoder(c, block, norm, stack=windowed(c, ["sliding" if i % 4 else "full" for i in range(depth)]))
+    return decoder(c, block, norm, stack=sliding_stack(c, ["sliding" if i % 4 else "full" for i in range(depth)]))
 
 
 COMMON: dict[str, Any] = {

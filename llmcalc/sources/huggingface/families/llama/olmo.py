@@ -1,5 +1,6 @@
-"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), sliding windows (3),
-experts (OLMoE, FlexOlmo).
+"""OLMo 1 to 3 and its mixtures of experts (OLMoE, FlexOlmo).
+
+LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), sliding windows (3).
 
 transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex_olmo.
 """
@@ -22,7 +23,7 @@ from ...parts import (
     moe,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ...writes import UNPADDED
 
@@ -34,7 +35,7 @@ def _olmo(c: Config) -> Table:
 
 
 def _normed(c: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
-    """RMSNorm layers with QK-norm over the whole projection."""
+    """Returns RMSNorm layers with QK-norm over the full projection."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
     return decoder(
@@ -50,7 +51,7 @@ def _olmo2(c: Config) -> Table:
 
 
 def _olmo3(c: Config) -> Table:
-    return _normed(c, glu(c), "output", windowed(c, every_nth_full(c.size("num_hidden_layers"), 4)))
+    return _normed(c, glu(c), "output", sliding_stack(c, every_nth_full(c.size("num_hidden_layers"), 4)))
 
 
 def _experts(c: Config) -> Table:

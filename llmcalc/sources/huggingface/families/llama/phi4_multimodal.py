@@ -1,5 +1,6 @@
-"""The text model of Phi-4-multimodal: Phi-3's layers with RoPE on three quarters of a head. Its adapters are not
-counted.
+"""The text model of Phi-4-multimodal: Phi-3's layers with RoPE on three quarters of a head.
+
+Its adapters are not counted.
 
 transformers: models/phi4_multimodal.
 """

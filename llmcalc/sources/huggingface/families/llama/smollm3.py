@@ -1,5 +1,6 @@
-"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama with another bias or activation, or with layers without
-positions.
+"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama with small differences.
+
+They have another bias or activation, or layers without positions.
 
 transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, models/helium.
 """
@@ -21,7 +22,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
-    listed,
+    listed_kinds,
     mlp,
     qk_norm,
     rmsnorm,
@@ -37,20 +38,20 @@ def _around(c: Config, mixer: Table, feed_forward: Table, stack: Table | None = 
 
 
 def _smollm3(c: Config) -> Table:
-    depth, window, given = c.size("num_hidden_layers"), c.maybe("sliding_window"), c.get("no_rope_layers")
+    depth, window, flags = c.size("num_hidden_layers"), c.maybe("sliding_window"), c.get("no_rope_layers")
     period = c.size("no_rope_layer_interval")
-    turned = c.sizes("no_rope_layers") if given is not None else [int((i + 1) % period != 0) for i in range(depth)]
-    if len(turned) < depth:
-        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1")
+    has_rope = c.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]
+    if len(has_rope) < depth:
+        raise c.wrong("no_rope_layers", flags, f"{depth} times 0 or 1")
     slides = c.flag("use_sliding_window") and window is not None
-    seen = listed(
-        c, "layer_types", FULL_OR_SLIDING, ["full" if turned[i] or not slides else "sliding" for i in range(depth)]
+    attention_kinds = listed_kinds(
+        c, "layer_types", FULL_OR_SLIDING, ["full" if has_rope[i] or not slides else "sliding" for i in range(depth)]
     )
     names, variants = [], {}
-    for i, attends in enumerate(seen):
-        windows: Table = {"sliding_window": window} if attends == "sliding" and window is not None else {}
-        names.append(f"{'sliding' if windows else 'full'}{'' if turned[i] else '_no_rope'}")
-        variants[names[-1]] = {"attention": {**windows, **({} if turned[i] else {"position": "none"})}}
+    for i, attention_kind in enumerate(attention_kinds):
+        windows: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
+        names.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        variants[names[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
     return _around(c, mixer, glu(c, c.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)})
 
@@ -76,7 +77,7 @@ def _apertus(c: Config) -> Table:
 
 
 def _helium(c: Config) -> Table:
-    """Helium: the output projection of its class is hidden_size × hidden_size, whatever head_dim is."""
+    """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
     c.must("head_dim", c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")))
     return _around(c, attention(c, **biases(c.flag("attention_bias"), *QKV)), glu(c, c.flag("mlp_bias")))
 

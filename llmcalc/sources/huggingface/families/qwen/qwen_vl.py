@@ -16,7 +16,7 @@ from ..llama.llama import llama_like
 
 
 def _qwen2_vl_text(c: Config) -> Table:
-    """Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, whatever `head_dim` says."""
+    """Reads Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, regardless of `head_dim`."""
     return llama_like(c, attention(c, head_dim=None, **biases(True, *QKV)))
 
 

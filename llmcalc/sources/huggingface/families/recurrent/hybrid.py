@@ -9,38 +9,62 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    rope,
+    stack_of_kinds,
+)
 from ...writes import PARTIAL_ROTARY
 from ..llama.granite import GRANITE_EARLIER, GRANITE_MODULES
-from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
+from .mamba import (
+    IGNORED,
+    MAMBA_2_WRITES,
+    MAMBA_WRITES,
+    inner_width,
+    layer_interval,
+    layers_of_kind,
+    state_space_field,
+    step_rank,
+)
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
 """Name of a layer's mixer in configs, old and new → its name here."""
 
 
-def plain(c: Config, **fields: Any) -> Table:
-    """Attention in a model that also has layers of another type."""
+def hybrid_attention(c: Config, **fields: Any) -> Table:
+    """Returns attention for a model that also has layers of another type."""
     return {"type": "attention", **attention(c, **fields)}
 
 
-def stacked(c: Config, kinds: dict[str, Table], names: list[str]) -> Table:
-    """A decoder with several kinds of layers; each kind is a layer's table without its norm."""
+def mixed_decoder(c: Config, kinds: dict[str, Table], names: list[str]) -> Table:
+    """Returns a decoder with several kinds of layers; each kind is a layer's table without its norm."""
     norm = rmsnorm(c.number("rms_norm_eps"))
-    stack = mixed({name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names)
+    stack = stack_of_kinds(
+        {name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names
+    )
     return decoder(c, stack.pop("block"), norm, stack=stack)
 
 
 def dense(c: Config, bias: bool = False, width: int | None = None) -> Table:
-    """A gated FFN in a model that may also have layers with experts."""
+    """Returns a gated FFN for a model that may also have layers with experts."""
     return {"type": "mlp", **glu(c, bias, width)}
 
 
-def mamba2(c: Config, inner: int, **fields: Any) -> Table:
-    """A Mamba-2 mixer of `inner` channels, under the field names of Bamba and later models."""
+def mamba2(c: Config, channels: int, **fields: Any) -> Table:
+    """Returns a Mamba-2 mixer of `channels` channels, under the field names of Bamba and later models."""
     heads, norm = c.size("mamba_n_heads"), rmsnorm(c.number("rms_norm_eps"))
-    head_dim = c.divided("mamba_n_heads", inner, heads)
+    head_dim = c.divided("mamba_n_heads", channels, heads)
     if c.get("mamba_d_head") not in ("auto", head_dim):
-        raise c.wrong("mamba_d_head", c.get("mamba_d_head"), f"auto, or {inner} / {heads} = {head_dim}")
+        raise c.wrong("mamba_d_head", c.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
     sizes = {
         "num_heads": heads,
         "head_dim": head_dim,
@@ -69,12 +93,12 @@ def _expanded(c: Config) -> int:
     return c.size("mamba_expand") * c.size("hidden_size")
 
 
-def _each(c: Config, what: str, one: str, other: str) -> list[str]:
-    """The kind of each layer: `one` in every `period`-th layer from `offset` on, else `other`."""
-    period, offset = c.size(f"{what}_layer_period"), c.count(f"{what}_layer_offset")
+def _periodic_kinds(c: Config, prefix: str, kind: str, other_kind: str) -> list[str]:
+    """Returns the kind of each layer: `kind` in every `period`-th layer from `offset` on, else `other_kind`."""
+    period, offset = c.size(f"{prefix}_layer_period"), c.count(f"{prefix}_layer_offset")
     if offset >= period:
-        raise c.wrong(f"{what}_layer_offset", offset, f"less than {what}_layer_period = {period}")
-    return [one if i % period == offset else other for i in range(c.size("num_hidden_layers"))]
+        raise c.wrong(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
+    return [kind if i % period == offset else other_kind for i in range(c.size("num_hidden_layers"))]
 
 
 def _jamba(c: Config) -> Table:
@@ -88,50 +112,54 @@ def _jamba(c: Config) -> Table:
     mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
     experts, top_k = c.size("num_experts"), c.size("num_experts_per_tok")
     networks = {"dense": dense(c), "moe": moe(experts, top_k, glu(c)) if experts > 1 else dense(c)}
-    mixers = {"attention": plain(c, position=None), "mamba": mamba}
+    mixers = {"attention": hybrid_attention(c, position=None), "mamba": mamba}
     kinds = {
         f"{a}_{b}": {"attention": mixer, "feed_forward": network}
         for a, mixer in mixers.items()
         for b, network in networks.items()
     }
     pairs = zip(
-        _each(c, "attn", "attention", "mamba"),
-        _each(c, "expert", "moe" if experts > 1 else "dense", "dense"),
+        _periodic_kinds(c, "attn", "attention", "mamba"),
+        _periodic_kinds(c, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return stacked(c, kinds, [f"{a}_{b}" for a, b in pairs])
+    return mixed_decoder(c, kinds, [f"{a}_{b}" for a, b in pairs])
 
 
 def _bamba(c: Config) -> Table:
     network = dense(c, c.flag("mlp_bias"))
-    at = set() if c.get("attn_layer_indices") is None else set(c.sizes("attn_layer_indices"))
+    attention_layers = set() if c.get("attn_layer_indices") is None else set(c.sizes("attn_layer_indices"))
     mixers = {
-        "attention": plain(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO)),
+        "attention": hybrid_attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO)),
         "mamba": mamba2(c, _expanded(c)),
     }
-    names = ["attention" if i in at else "mamba" for i in range(c.size("num_hidden_layers"))]
-    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
+    names = ["attention" if i in attention_layers else "mamba" for i in range(c.size("num_hidden_layers"))]
+    return mixed_decoder(
+        c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
+    )
 
 
 def _granitemoehybrid(c: Config) -> Table:
-    experts, shared = c.count("num_local_experts"), glu(c, width=c.size("shared_intermediate_size"))
-    network = moe(experts, c.size("num_experts_per_tok"), glu(c), shared) if experts else shared
+    experts, shared_network = c.count("num_local_experts"), glu(c, width=c.size("shared_intermediate_size"))
+    network = moe(experts, c.size("num_experts_per_tok"), glu(c), shared_network) if experts else shared_network
     c.must("position_embedding_type", None, "nope", "rope")
     position: Table = {} if c.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
-        "attention": plain(c, **position, **biases(c.flag("attention_bias"), *QKVO)),
+        "attention": hybrid_attention(c, **position, **biases(c.flag("attention_bias"), *QKVO)),
         "mamba": mamba2(c, _expanded(c)),
     }
-    names = listed(c, "layer_types", MIXERS, ["mamba"] * c.size("num_hidden_layers"))
-    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
+    names = listed_kinds(c, "layer_types", MIXERS, ["mamba"] * c.size("num_hidden_layers"))
+    return mixed_decoder(
+        c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
+    )
 
 
 def _falcon_h1(c: Config) -> Table:
-    expanded = _expanded(c)
-    inner = c.maybe("mamba_d_ssm") or expanded
+    expanded_width = _expanded(c)
+    channels = c.maybe("mamba_d_ssm") or expanded_width
     norm = {} if c.flag("mamba_rms_norm") else {"norm": None}
     mixer = mamba2(
-        c, inner, out_bias=c.flag("projectors_bias"), norm_before_gate=c.flag("mamba_norm_before_gate"), **norm
+        c, channels, out_bias=c.flag("projectors_bias"), norm_before_gate=c.flag("mamba_norm_before_gate"), **norm
     )
     context = rmsnorm(c.number("rms_norm_eps"))
     parts = {
@@ -175,8 +203,8 @@ MULTIPLIERS = frozenset(
 )
 
 
-def _lowest(found: list[int]) -> int:
-    return found[0] if found else 0
+def _first_index(indices: list[int]) -> int:
+    return indices[0] if indices else 0
 
 
 HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
@@ -203,11 +231,11 @@ FAMILIES = {
         aliases={"num_experts": "num_local_experts"},
         writes={
             **MAMBA_WRITES,
-            "mamba_dt_rank": of_state_space("time_step_rank"),
-            "attn_layer_period": lambda s: steps_of(s, of_kind(s, "full_attention")),
-            "attn_layer_offset": lambda s: _lowest(of_kind(s, "full_attention")),
-            "expert_layer_period": lambda s: steps_of(s, s.with_experts()),
-            "expert_layer_offset": lambda s: _lowest(s.with_experts()),
+            "mamba_dt_rank": state_space_field("time_step_rank"),
+            "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
+            "attn_layer_offset": lambda s: _first_index(layers_of_kind(s, "full_attention")),
+            "expert_layer_period": lambda s: layer_interval(s, s.with_experts()),
+            "expert_layer_offset": lambda s: _first_index(s.with_experts()),
             "num_experts": lambda s: max(1, s.usual("num_experts")),
         },
         spelled_as_read=True,
@@ -224,7 +252,11 @@ FAMILIES = {
             "mlp_bias": False,
         },
         IGNORED | MULTIPLIERS,
-        writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTIAL_ROTARY},
+        writes={
+            **MAMBA_2_WRITES,
+            "attn_layer_indices": lambda s: layers_of_kind(s, "full_attention"),
+            **PARTIAL_ROTARY,
+        },
         modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(
@@ -279,8 +311,8 @@ FAMILIES = {
             **MAMBA_2_WRITES,
             "mamba_d_ssm": inner_width,
             "mamba_rms_norm": lambda s: s.typed("mamba2").norm is not None,
-            "mamba_norm_before_gate": of_state_space("norm_before_gate"),
-            "projectors_bias": of_state_space("out_bias"),
+            "mamba_norm_before_gate": state_space_field("norm_before_gate"),
+            "projectors_bias": state_space_field("out_bias"),
         },
         modules={**HYBRID_MODULES, "state_space": "mamba"},
     ),

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKVO, Table, attention, biases, decoder, listed, mixed, moe, qk_norm, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe, qk_norm, rmsnorm, rope, stack_of_kinds
 from ...writes import UNPADDED
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
 def _mixers(c: Config, norm: Table, **fields: Any) -> dict[str, Table]:
-    full = attention(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm), **fields)
+    full_attention = attention(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm), **fields)
     return {
         "conv": {"type": "short_conv", "conv_L_cache": c.size("conv_L_cache"), "conv_bias": c.flag("conv_bias")},
-        "full": {"type": "attention", **full},
+        "full": {"type": "attention", **full_attention},
     }
 
 
@@ -38,7 +38,7 @@ def _tied(c: Config) -> Table:
 
 
 def _lfm2(c: Config) -> Table:
-    """LFM2: `block_ff_dim` replaces intermediate_size.
+    """Reads LFM2: `block_ff_dim` replaces intermediate_size.
 
     If the config enables it, the FFN width is two thirds of that, times an optional factor, rounded up to a multiple.
     """
@@ -49,10 +49,10 @@ def _lfm2(c: Config) -> Table:
         if c.get("block_ffn_dim_multiplier") is not None:
             step = c.size("block_multiple_of")
             width = -(-floor(width * c.number("block_ffn_dim_multiplier")) // step) * step
-    full = set(range(depth)) if c.get("full_attn_idxs") is None else set(c.sizes("full_attn_idxs"))
-    names = listed(c, "layer_types", CONV_OR_FULL, ["full" if i in full else "conv" for i in range(depth)])
+    full_layers = set(range(depth)) if c.get("full_attn_idxs") is None else set(c.sizes("full_attn_idxs"))
+    names = listed_kinds(c, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)])
     block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
-    stack = mixed({name: {**block, "attention": mixer} for name, mixer in _mixers(c, norm).items()}, names)
+    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in _mixers(c, norm).items()}, names)
     return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
 
 
@@ -75,8 +75,8 @@ def _lfm2_moe(c: Config) -> Table:
     }
     c.texts("layer_types")  # the class has no default for layer_types
     dense = c.count("num_dense_layers")
-    mixing = listed(c, "layer_types", CONV_OR_FULL, [""] * depth)
-    stack = mixed(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
+    mixing = listed_kinds(c, "layer_types", CONV_OR_FULL, [""] * depth)
+    stack = stack_of_kinds(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
     return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
 
 
@@ -89,10 +89,10 @@ def _lfm3(c: Config) -> Table:
         **({} if c.maybe("sliding_window") is None else {"sliding_window": c.size("sliding_window")}),
     }
     default = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
-    names = listed(c, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
+    names = listed_kinds(c, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
     block: Table = {"feed_forward": _swiglu(c.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if c.flag("use_sandwich_norm") else "pre"
-    stack = mixed({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
+    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
     return decoder(c, stack["block"], norm, stack=stack)
 
 

@@ -20,7 +20,7 @@ NONE: Table = {"type": "none"}
 
 
 def step_rank(c: Config, name: str) -> int:
-    """The rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
+    """Returns the rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
     return -(-c.size("hidden_size") // 16) if c.get(name) == "auto" else c.size(name)
 
 
@@ -30,20 +30,20 @@ def _alone(c: Config, mixer: Table) -> Table:
 
 
 def _mamba(c: Config, **fields: Any) -> Table:
-    expanded = c.size("expand") * c.size("hidden_size")
-    inner = c.maybe("intermediate_size") or expanded
+    expanded_width = c.size("expand") * c.size("hidden_size")
+    channels = c.maybe("intermediate_size") or expanded_width
     mixer = {
         "type": "mamba",
-        "intermediate_size": inner,
+        "intermediate_size": channels,
         "state_size": c.size("state_size"),
         "time_step_rank": step_rank(c, "time_step_rank"),
     }
-    rest = {
+    other_fields = {
         "conv_kernel": c.size("conv_kernel"),
         "use_bias": c.flag("use_bias"),
         "use_conv_bias": c.flag("use_conv_bias"),
     }
-    return _alone(c, {**mixer, **rest, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), **fields})
+    return _alone(c, {**mixer, **other_fields, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), **fields})
 
 
 def _falcon_mamba(c: Config) -> Table:
@@ -62,12 +62,12 @@ def _mamba2(c: Config) -> Table:
         "n_groups": c.size("n_groups"),
     }
     biased = {"use_bias": c.flag("use_bias"), "out_bias": c.flag("use_bias"), "use_conv_bias": c.flag("use_conv_bias")}
-    rest = {
+    other_fields = {
         "conv_kernel": c.size("conv_kernel"),
         "chunk_size": c.size("chunk_size"),
         "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _alone(c, {**mixer, **biased, **rest, "norm": rmsnorm(c.number("layer_norm_epsilon"))})
+    return _alone(c, {**mixer, **biased, **other_fields, "norm": rmsnorm(c.number("layer_norm_epsilon"))})
 
 
 COMMON: Table = {
@@ -100,57 +100,57 @@ classes ignore.
 """
 
 
-def steps_of(s: Facts, chosen: list[int]) -> int:
-    """The distance between consecutive layers of a list; the depth of the model if the list has at most one."""
-    return chosen[1] - chosen[0] if len(chosen) > 1 else len(s.layers)
+def layer_interval(s: Facts, layer_indices: list[int]) -> int:
+    """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(s.layers)
 
 
-def of_kind(s: Facts, kind: str) -> list[int]:
-    """The indices of the layers of a kind."""
-    return [i for i, found in enumerate(s.kinds()) if found == kind]
+def layers_of_kind(s: Facts, kind: str) -> list[int]:
+    """Returns the indices of the layers of a kind."""
+    return [i for i, layer_kind in enumerate(s.kinds()) if layer_kind == kind]
 
 
 def inner_width(s: Facts) -> int:
-    """The number of channels of the first state-space mixer."""
+    """Returns the number of channels of the first state-space mixer."""
     mixer = s.typed("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
 def expansion(s: Facts) -> int:
-    """The number of channels of the recurrence as a multiple of the model's width."""
-    times, rest = divmod(inner_width(s), s.spec.hidden_size)
-    if rest or not times:
+    """Returns the number of channels of the recurrence as a multiple of the model's width."""
+    factor, remainder = divmod(inner_width(s), s.spec.hidden_size)
+    if remainder or not factor:
         raise Absent
-    return times
+    return factor
 
 
-def of_state_space(field: str) -> Value:
+def state_space_field(field: str) -> Value:
     """Returns the writer of a field of the first state-space mixer."""
     return lambda s: getattr(s.typed("mamba", "mamba2"), field)
 
 
 MAMBA_WRITES: Writes = {
-    "mamba_d_state": of_state_space("state_size"),
-    "mamba_d_conv": of_state_space("conv_kernel"),
+    "mamba_d_state": state_space_field("state_size"),
+    "mamba_d_conv": state_space_field("conv_kernel"),
     "mamba_expand": expansion,
-    "mamba_conv_bias": of_state_space("use_conv_bias"),
-    "mamba_proj_bias": of_state_space("use_bias"),
+    "mamba_conv_bias": state_space_field("use_conv_bias"),
+    "mamba_proj_bias": state_space_field("use_bias"),
 }
 
 MAMBA_2_WRITES: Writes = {
     **MAMBA_WRITES,
-    "mamba_n_heads": of_state_space("num_heads"),
-    "mamba_d_head": of_state_space("head_dim"),
-    "mamba_n_groups": of_state_space("n_groups"),
-    "mamba_chunk_size": of_state_space("chunk_size"),
+    "mamba_n_heads": state_space_field("num_heads"),
+    "mamba_d_head": state_space_field("head_dim"),
+    "mamba_n_groups": state_space_field("n_groups"),
+    "mamba_chunk_size": state_space_field("chunk_size"),
 }
 
 ALONE_WRITES: Writes = {
     "intermediate_size": inner_width,
     "expand": expansion,
-    "use_bias": of_state_space("use_bias"),
-    "hidden_act": of_state_space("hidden_act"),
+    "use_bias": state_space_field("use_bias"),
+    "hidden_act": state_space_field("hidden_act"),
 }
 
 
@@ -178,9 +178,9 @@ FAMILIES = {
         IGNORED,
         writes={
             "expand": expansion,
-            "use_bias": of_state_space("use_bias"),
-            "head_dim": of_state_space("head_dim"),
-            "hidden_act": of_state_space("hidden_act"),
+            "use_bias": state_space_field("use_bias"),
+            "head_dim": state_space_field("head_dim"),
+            "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
     ),

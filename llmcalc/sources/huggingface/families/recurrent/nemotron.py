@@ -1,5 +1,6 @@
-"""Nemotron: a Transformer with squared ReLU (nemotron), and layers of a single mixer, FFN or mixture of experts
-(nemotron_h).
+"""Nemotron: a Transformer with squared ReLU (nemotron), and hybrids of Mamba-2 and attention (nemotron_h).
+
+A layer of nemotron_h is a single mixer, FFN or mixture of experts.
 
 transformers: models/nemotron, models/nemotron_h.
 """
@@ -18,16 +19,16 @@ from ...parts import (
     biases,
     decoder,
     layernorm,
-    mixed,
     mlp,
     moe,
     rmsnorm,
     rope,
+    stack_of_kinds,
     uncounted_prediction,
 )
 from ...writes import PARTIAL_ROTARY
-from .hybrid import plain
-from .mamba import IGNORED, MAMBA_MODULES, NONE, of_state_space
+from .hybrid import hybrid_attention
+from .mamba import IGNORED, MAMBA_MODULES, NONE, state_space_field
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -55,13 +56,13 @@ def _nemotron(c: Config) -> Table:
 
 
 def _layers(c: Config) -> list[str]:
-    """The kind of each layer, from a list or from letters; their number is the depth, whatever other fields say."""
+    """Returns the kind of each layer, from a list or from letters; their number is the depth."""
     field = "layer_types" if c.has("layer_types") or c.has("layers_block_type") else "hybrid_override_pattern"
-    given: Any = c.get(field)
-    letters = list(given) if isinstance(given, str) else c.texts(field)
+    stated: Any = c.get(field)
+    letters = list(stated) if isinstance(stated, str) else c.texts(field)
     names = [KINDS.get(name, "") for name in letters]
     if not names or "" in names:
-        raise c.wrong(field, given, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe")
+        raise c.wrong(field, stated, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe")
     return names
 
 
@@ -77,7 +78,7 @@ def _mamba(c: Config) -> Table:
         "conv_kernel": c.size("mamba_d_conv", "conv_kernel"),
         "use_conv_bias": c.flag("mamba_conv_bias", "use_conv_bias"),
     }
-    rest = {
+    other_fields = {
         "chunk_size": c.size("mamba_chunk_size", "chunk_size"),
         "hidden_act": c.choice(ACTIVATIONS, "mamba_hidden_act"),
     }
@@ -85,7 +86,7 @@ def _mamba(c: Config) -> Table:
         "type": "mamba2",
         **sizes,
         **kernel,
-        **rest,
+        **other_fields,
         "use_bias": biased,
         "out_bias": biased,
         "norm": rmsnorm(c.number("layer_norm_epsilon")),
@@ -94,13 +95,15 @@ def _mamba(c: Config) -> Table:
 
 def _moe(c: Config, act: str) -> Table:
     biased, latent = c.flag("mlp_bias"), c.maybe("moe_latent_size")
-    expert, shared = (
+    expert, shared_expert = (
         mlp(c.size("moe_intermediate_size"), act, bias=False),
         mlp(c.size("moe_shared_expert_intermediate_size"), act, biased),
     )
-    projected = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
+    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
-    return moe(c.size("n_routed_experts"), c.size("num_experts_per_tok"), expert, shared, **projected, **routing)
+    return moe(
+        c.size("n_routed_experts"), c.size("num_experts_per_tok"), expert, shared_expert, **latent_field, **routing
+    )
 
 
 def _nemotron_h(c: Config) -> Table:
@@ -109,14 +112,14 @@ def _nemotron_h(c: Config) -> Table:
     names = _layers(c)
     parts: dict[str, Any] = {
         "mamba": lambda: {"attention": _mamba(c), "feed_forward": NONE},
-        "attention": lambda: {"attention": plain(c, position=None), "feed_forward": NONE},
+        "attention": lambda: {"attention": hybrid_attention(c, position=None), "feed_forward": NONE},
         "mlp": lambda: {
             "attention": NONE,
             "feed_forward": {"type": "mlp", **mlp(c.size("intermediate_size"), act, c.flag("mlp_bias"))},
         },
         "moe": lambda: {"attention": NONE, "feed_forward": _moe(c, act)},
     }
-    stack = mixed(
+    stack = stack_of_kinds(
         {name: {**parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
     )
     return decoder(
@@ -128,7 +131,7 @@ COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, 
 
 
 def _letters(s: Facts) -> str:
-    """Nemotron-H: one letter per layer; each layer is one sublayer."""
+    """Returns Nemotron-H's pattern: one letter per layer; each layer is one sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
         mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in s.layers
@@ -225,11 +228,11 @@ FAMILIES = {
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         writes={
             "hybrid_override_pattern": _letters,
-            "use_bias": of_state_space("use_bias"),
-            "mamba_num_heads": of_state_space("num_heads"),
-            "mamba_head_dim": of_state_space("head_dim"),
-            "ssm_state_size": of_state_space("state_size"),
-            "mamba_hidden_act": of_state_space("hidden_act"),
+            "use_bias": state_space_field("use_bias"),
+            "mamba_num_heads": state_space_field("num_heads"),
+            "mamba_head_dim": state_space_field("head_dim"),
+            "ssm_state_size": state_space_field("state_size"),
+            "mamba_hidden_act": state_space_field("hidden_act"),
             "mlp_hidden_act": "hidden_act",
         },
         spelled_as_read=True,

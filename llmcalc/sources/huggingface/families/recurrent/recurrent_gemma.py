@@ -39,10 +39,10 @@ def _recurrent_gemma(c: Config) -> Table:
         act="hidden_activation",
     )
     block: Table = {"attention": local, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    listed = c.texts("block_types")
-    if not listed or set(listed) - {"recurrent", "attention"}:
+    block_types = c.texts("block_types")
+    if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise c.wrong("block_types", c.get("block_types"), "a list of recurrent and attention")
-    names = (listed * depth)[:depth]
+    names = (block_types * depth)[:depth]
     variants = {"recurrent": {"attention": recurrent}, "attention": {}}
     return decoder(
         c,

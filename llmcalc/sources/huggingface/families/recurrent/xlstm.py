@@ -45,8 +45,9 @@ def _xlstm(c: Config) -> Table:
 
 
 def _head(c: Config, factor: str, hidden: int, heads: int) -> int:
-    """The size of a head: hidden_size times the factor, over the heads. The total must be a multiple of 64 for the
-    class's cache.
+    """Returns the size of a head: hidden_size times the factor, divided by the number of heads.
+
+    The total must be a multiple of 64 for the class's cache.
     """
     width = floor(hidden * c.number(factor))
     if width <= 0 or width % 64:
@@ -67,7 +68,7 @@ RUNNING = frozenset(
 
 
 def _width_factor(field: str) -> Value:
-    """Returns the writer of the width of all heads together as a multiple of the model's width."""
+    """Returns a writer for a field that is the width of all heads as a multiple of the model's width."""
     return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
 
 

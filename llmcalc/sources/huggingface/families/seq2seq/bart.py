@@ -1,5 +1,6 @@
-"""Encoder-decoders of fairseq: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp,
-fsmt.
+"""Encoder-decoders of fairseq.
+
+bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp, fsmt.
 
 They differ in positions (learned, or sinusoidal with or without a table in the checkpoint), in the placement of norms
 in a layer and in the norms around a stack.
@@ -15,7 +16,7 @@ from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
 from ...family import LOOKS_FOR_THE_END, Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _bart(c: Config) -> Table:
 
 
 def _mvp(c: Config) -> Table:
-    """MVP without the learned prompts of each layer."""
+    """Reads MVP without the learned prompts of each layer."""
     c.must("use_prompt", False)
     return _bart(c)
 
@@ -43,25 +44,28 @@ def _m2m_100(c: Config) -> Table:
 
 
 def _marian(c: Config) -> Table:
-    """Marian: its sinusoidal positions are a frozen table in the checkpoint."""
-    written, shared = c.maybe("decoder_vocab_size") or c.size("vocab_size"), c.flag("share_encoder_decoder_embeddings")
+    """Reads Marian: its sinusoidal positions are a frozen table in the checkpoint."""
+    decoder_vocab, shares_embeddings = (
+        c.maybe("decoder_vocab_size") or c.size("vocab_size"),
+        c.flag("share_encoder_decoder_embeddings"),
+    )
     table = bart_like(c, "post", position=learned_positions(c))
-    if written == c.size("vocab_size") and (shared or "encoder" not in table):
+    if decoder_vocab == c.size("vocab_size") and (shares_embeddings or "encoder" not in table):
         return table
     if "encoder" not in table:
         raise c.wrong(
             "decoder_vocab_size",
-            written,
+            decoder_vocab,
             f"vocab_size ({c.size('vocab_size')}), the size of the decoder's head",
         )
-    if shared:
+    if shares_embeddings:
         raise c.wrong(
             "decoder_vocab_size",
-            written,
+            decoder_vocab,
             f"vocab_size ({c.size('vocab_size')}), since encoder and decoder share an embedding",
         )
     table.pop("unused_embedding", None)
-    return {**table, "vocab_size": written, "encoder": {**table["encoder"], "vocab_size": c.size("vocab_size")}}
+    return {**table, "vocab_size": decoder_vocab, "encoder": {**table["encoder"], "vocab_size": c.size("vocab_size")}}
 
 
 def _pegasus(c: Config) -> Table:
@@ -73,9 +77,9 @@ def _blenderbot_small(c: Config) -> Table:
 
 
 def _fsmt(c: Config) -> Table:
-    """FSMT: one vocabulary per language, and sinusoidal positions as a frozen table. Its bare class has the head."""
-    reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
-    if not is_whole(padding) or not 0 <= padding < min(64, reads):
+    """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
+    source_vocab, padding = c.size("src_vocab_size"), c.get("pad_token_id")
+    if not is_whole(padding) or not 0 <= padding < min(64, source_vocab):
         raise c.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
     if architecture(c).endswith("ForCausalLM"):
         raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")
@@ -86,10 +90,12 @@ def _fsmt(c: Config) -> Table:
         )
     if not table["tie_word_embeddings"]:
         table.pop("unused_embedding")
-        table["encoder"]["vocab_size"] = reads
-    elif reads != c.size("vocab_size"):
+        table["encoder"]["vocab_size"] = source_vocab
+    elif source_vocab != c.size("vocab_size"):
         raise c.wrong(
-            "src_vocab_size", reads, f"tgt_vocab_size ({c.size('vocab_size')}), with which it shares an embedding"
+            "src_vocab_size",
+            source_vocab,
+            f"tgt_vocab_size ({c.size('vocab_size')}), with which it shares an embedding",
         )
     return {**table, "head": {"type": "lm"}}
 
@@ -97,18 +103,18 @@ def _fsmt(c: Config) -> Table:
 def bart_like(
     c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
 ) -> Table:
-    """Both stacks, with biases everywhere. Pre-norm stacks end in a norm.
+    """Returns both stacks, with biases everywhere. Pre-norm stacks end in a norm.
 
     sides: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name, alone, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
+    name, decoder_only, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
     if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise c.wrong("architectures", name, f"an encoder-decoder of {c.model_type}, or its decoder (ForCausalLM)")
-    if not alone:
+    if not decoder_only:
         c.must("is_encoder_decoder", True)
-    c.asked.add("is_encoder_decoder")
+    c.fields_read.add("is_encoder_decoder")
     table: Table = {
         "vocab_size": c.size("vocab_size"),
         "hidden_size": c.size("hidden_size"),
@@ -124,14 +130,14 @@ def bart_like(
     for side in ("encoder", "decoder"):
         depth = c.size("num_hidden_layers") if side == "encoder" else c.size("decoder_layers")
         table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **context, **sides.get(side, {})}
-    if alone:
+    if decoder_only:
         del table["encoder"]
         table["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not tied and "stem" not in table["encoder"]:
         table["encoder"]["vocab_size"] = c.size("vocab_size")
         table["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**table, "head": headed(c, None, score)}
+    return {**table, "head": head_table(c, None, score)}
 
 
 def block(c: Config, side: Side, placement: str) -> Table:

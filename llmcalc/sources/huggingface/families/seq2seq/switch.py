@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _switch(c: Config) -> Table:
-    """Switch Transformers: every token reaches its expert, however many choose the same one.
+    """Reads Switch Transformers: every token reaches its expert, regardless of the expert's load.
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
@@ -29,26 +29,28 @@ def _switch(c: Config) -> Table:
     c.size("expert_capacity")
     dense = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, "dense_act_fn")}
     experts = moe(c.size("num_experts"), 1, dense, router=biases(c.flag("router_bias"), "bias"))
-    spread = {
+    sparse_depths = {
         "encoder": c.size("num_layers"),
         "decoder": t5.decoder_depth(c),
     }  # the number of layers, whatever num_hidden_layers says
     table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
-    for side, step in {side: _step(c, side, depth) for side, depth in spread.items()}.items():
+    for side, step in {side: _step(c, side, depth) for side, depth in sparse_depths.items()}.items():
         if side in table:
-            table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
+            table[side] |= _sparse_stack(
+                [_has_experts(i, step) for i in range(table[side]["num_hidden_layers"])], experts
+            )
     return table
 
 
 def _step(c: Config, side: str, depth: int) -> int:
-    """The interval of layers with experts: the config's number of such layers, spread evenly."""
+    """Returns the interval of layers with experts: the config's number of such layers, spread evenly."""
     sparse = c.count(f"num_sparse_{side}_layers")
     if c.has(f"{side}_sparse_step"):
         return c.count(f"{side}_sparse_step")
     return depth // sparse if sparse else depth
 
 
-def _switches(i: int, step: int) -> bool:
+def _has_experts(i: int, step: int) -> bool:
     return step > 0 and (i % step == 1 or step == 1)
 
 
@@ -60,12 +62,12 @@ def _nllb_moe(c: Config) -> Table:
         experts = moe(
             c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router=biases(c.flag("router_bias"), "bias")
         )
-        table[side] |= _some_sparse([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
+        table[side] |= _sparse_stack([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
     return table
 
 
-def _some_sparse(sparse: list[bool], experts: Table) -> Table:
-    """The fields of a stack whose layers have experts as in `sparse`."""
+def _sparse_stack(sparse: list[bool], experts: Table) -> Table:
+    """Returns the fields of a stack in which the layers marked in `sparse` have experts."""
     if not any(sparse):
         return {}
     return {
@@ -97,15 +99,15 @@ OF_EXPERTS = frozenset(
 
 
 def _sparse(s: Facts, side: str) -> list[int]:
-    """The indices of the layers of a side that have experts."""
+    """Returns the indices of the layers of a side that have experts."""
     stack = present(getattr(s.spec, side))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _sparse_step(s: Facts, side: str) -> int:
-    """The interval of layers with experts."""
-    found = _sparse(s, side)
-    return found[0] + 1 if found else 0
+    """Returns the interval of layers with experts."""
+    sparse_layers = _sparse(s, side)
+    return sparse_layers[0] + 1 if sparse_layers else 0
 
 
 EVERY_EXPERT = Deviation(

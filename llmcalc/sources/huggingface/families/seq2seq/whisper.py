@@ -14,10 +14,10 @@ from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_lik
 
 
 def _whisper(c: Config) -> Table:
-    heard = {"type": "learned", "max_position_embeddings": c.size("max_source_positions")}
+    encoder_position = {"type": "learned", "max_position_embeddings": c.size("max_source_positions")}
     stem = {"num_mel_bins": c.size("num_mel_bins"), "max_source_positions": c.size("max_source_positions")}
-    said = {"type": "learned", "max_position_embeddings": c.size("max_target_positions")}
-    table = bart_like(c, "pre", said, encoder={"stem": stem, "position": heard})
+    decoder_position = {"type": "learned", "max_position_embeddings": c.size("max_target_positions")}
+    table = bart_like(c, "pre", decoder_position, encoder={"stem": stem, "position": encoder_position})
     for side, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
         if side in table:
             attention = table[side]["block"][name]
