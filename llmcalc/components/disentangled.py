@@ -77,11 +77,11 @@ class Disentangled(AttentionPosition):
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
         terms = 1 + self.c2p + self.p2c
         with f.scope("disentangled", source="He et al. 2020, §3.1"):
-            bias_sum = self._added(f, x, q, keys, biases)
+            bias_sum = self._position_scores(f, x, q, keys, biases)
             bias = None if bias_sum is None else f.scale(bias_sum, (q.axes[-1].size * terms) ** -0.5)
             return f.scale(q, terms**-0.5), bias
 
-    def _added(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
+    def _position_scores(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
         """Records the position terms of the scores; None without any."""
         bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
@@ -235,7 +235,7 @@ def _references() -> dict[str, type[nn.Module]]:
             normed: Tensor = self.norm(layer_output + convolved)
             return normed
 
-    class Lent(nn.Module):
+    class BorrowedLinear(nn.Module):
         """A linear layer that runs with another module's weights."""
 
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -256,10 +256,10 @@ def _references() -> dict[str, type[nn.Module]]:
             self.spec, width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
-                self.pos_key = Lent() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
+                self.pos_key = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
                 self.c2p = Scores()
             if spec.p2c:
-                self.pos_query = Lent() if spec.share_att_key else nn.Linear(hidden, width)
+                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
         def _distances(self, run: Run, tokens: int, device: Any) -> Tensor:

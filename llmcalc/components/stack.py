@@ -227,7 +227,7 @@ class Stack(Component):
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with f.apart(f.causal, f.memory), f.function():
-            return self._run(f, self._embedded(f, x, hidden, embedding_axes, positions))
+            return self._run(f, self._first_input(f, x, hidden, embedding_axes, positions))
 
     def _run(self, f: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
@@ -261,7 +261,7 @@ class Stack(Component):
             f.hold(x=x)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
-    def _embedded(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
+    def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
         if self.stem is not None:
             x = f.part("stem", self.stem, x, width=hidden)

@@ -53,7 +53,7 @@ class Recorder:
         whole: whether everything inside is counted under its kind. about: fields of its node.
         """
         parent, parent_whole = self.here, self._whole
-        self.here = Scope(name, self._about(about))
+        self.here = Scope(name, self._node_fields(about))
         parent.items.append(self.here)
         self._whole = parent_whole or whole
         try:
@@ -151,7 +151,7 @@ class Recorder:
         finally:
             self.causal, self.memory, self.memo = outer_state
 
-    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+    def _node_fields(self, about: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
             about.pop("kind", None)
         return about
@@ -182,7 +182,9 @@ class Recorder:
         """Records one step with all of its outputs."""
         if weight is not None:
             weight.made = True
-        self.here.items.append(Step(verb, name, ins, outs, op, weight, options, self._about(about) if about else None))
+        self.here.items.append(
+            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
+        )
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
         """Records one step with one output, and returns the output."""

@@ -53,13 +53,13 @@ class Linear(Op):
         weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.n_in * self.n_out
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.n_in * self.n_out
 
-    def backward_flops(self, s: RunConfig) -> Number:
+    def backward_flops(self, run: RunConfig) -> Number:
         """The product dW over all rows, and dx over the rows that are computed from parameters."""
-        rows = s.rows(self.rows)
-        gradient_rows = 0 if self.constant else rows - s.constant(self.rows)
+        rows = run.rows(self.rows)
+        gradient_rows = 0 if self.constant else rows - run.constant(self.rows)
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
 
 
@@ -90,8 +90,8 @@ class ExpertLinear(Op):
     def active_params(self) -> Number:
         return self.top_k * self.expert_params()
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.top_k * self.n_in * self.n_out
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ class EntryLinear(Linear):
 
     rate: Number = 1
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return 2 * self.forward_flops(s) * minimum(floor_div(s.new(self.rows), self.rate), 1)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return 2 * self.forward_flops(run) * minimum(floor_div(run.new(self.rows), self.rate), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class BlockLinear(Op):
         weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
         return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Product(Op):
     columns: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.outer * self.inner * self.columns
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.outer * self.inner * self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class ExpertRows(Op):
     def active_params(self) -> Number:
         return self.top_k * self.width
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.top_k * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.top_k * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ class BlockSums(Op):
     block: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * floor_div(s.new(self.rows), self.block) * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * floor_div(run.new(self.rows), self.block) * self.width
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return self.forward_flops(s)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class StreamMix(Op):
     width: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.streams * self.streams * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.streams * self.streams * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +211,13 @@ class Conv1d(Op):
         weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        outputs = add(s.new(self.rows), self.overlap)
-        outputs = outputs if s.continues(self.rows) else add(outputs, self.padding)
-        return 2 * s.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+    def forward_flops(self, run: RunConfig) -> Number:
+        outputs = add(run.new(self.rows), self.overlap)
+        outputs = outputs if run.continues(self.rows) else add(outputs, self.padding)
+        return 2 * run.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(s)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return (1 if self.constant else 2) * self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,5 +231,5 @@ class TableScores(Op):
     table: Table
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.heads * self.head_dim * s.new(self.table)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.heads * self.head_dim * run.new(self.table)

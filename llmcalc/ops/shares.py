@@ -20,11 +20,11 @@ class LinearShare(Linear):
 
     ranks: Number = 1
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return _per_rank(Linear.forward_flops(self, s), self.ranks)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(Linear.forward_flops(self, run), self.ranks)
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return _per_rank(Linear.backward_flops(self, s), self.ranks)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(Linear.backward_flops(self, run), self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class ExpertShare(ExpertLinear):
         params = _per_rank(self.top_k * self.expert_params(), self.ranks)
         return params.__floor__() if isinstance(params, Fraction) else params
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return _per_rank(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(ExpertLinear.forward_flops(self, run) * self.parts, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ class MaskedCore(AttentionCore):
 
     keep: Number = 1
 
-    def pairs(self, s: RunConfig) -> Number:
-        if s.pairs == "full":
-            return AttentionCore.pairs(self, s)
+    def pairs(self, run: RunConfig) -> Number:
+        if run.pairs == "full":
+            return AttentionCore.pairs(self, run)
         key_limit = self.keep if self.window is None else minimum(self.keep, self.window)
-        return AttentionCore.pairs(replace(self, window=key_limit), s)
+        return AttentionCore.pairs(replace(self, window=key_limit), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class BlockCore(AttentionCore):
         own_block_pairs = whole_blocks * triangle(self.block) + triangle(later - whole_blocks * self.block)
         return triangle(unlimited) + later * (self.blocks - 1) * self.block + own_block_pairs
 
-    def pairs(self, s: RunConfig) -> Number:
-        past, new = s.past(self.rows), s.new(self.rows)
-        if s.pairs == "full" and s.phase != "decode":
+    def pairs(self, run: RunConfig) -> Number:
+        past, new = run.past(self.rows), run.new(self.rows)
+        if run.pairs == "full" and run.phase != "decode":
             return new * (new + past)
         return self._visible_pairs(past + new) - self._visible_pairs(past)
 
@@ -70,13 +70,13 @@ class LocalCore(AttentionCore):
     radius: Number = 1
     global_block: Number = None
 
-    def pairs(self, s: RunConfig) -> Number:
-        new = s.new(self.rows)
+    def pairs(self, run: RunConfig) -> Number:
+        new = run.new(self.rows)
         sums = 0 if self.global_block is None else floor_div(new, self.global_block)
-        if s.pairs == "full":
+        if run.pairs == "full":
             block = self.radius + 1
             return ceil_div(new, block) * block * add(3 * block, sums)
-        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), s)
+        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run)
         return add(local_pairs, new * sums)
 
 
@@ -102,12 +102,12 @@ class EntryScores(AttentionCore):
         q = floor_div(n, self.rate)
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
-    def pairs(self, s: RunConfig) -> Number:
-        past, new = s.past(self.rows), s.new(self.rows)
-        if s.pairs != "full":
+    def pairs(self, run: RunConfig) -> Number:
+        past, new = run.past(self.rows), run.new(self.rows)
+        if run.pairs != "full":
             return self._visible_pairs(past + new) - self._visible_pairs(past)
         entries = floor_div(past + new, self.rate)
-        return new * (minimum(entries, self.chosen) if self.chosen is not None and s.phase == "decode" else entries)
+        return new * (minimum(entries, self.chosen) if self.chosen is not None and run.phase == "decode" else entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class DistanceScores(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * 2 * s.new(self.rows) * self.heads * self.head_dim
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * 2 * run.new(self.rows) * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class EntryCache(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        tokens = s.held(self.rows)
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        tokens = run.held(self.rows)
         entries = floor_div(tokens, self.rate)
-        return s.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
+        return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,6 @@ class LastWindow(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(s.held(self.rows), self.rate), 1)
-        return s.batch * windows * 2 * self.rate * self.width * kv_bits
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        windows = minimum(floor_div(run.held(self.rows), self.rate), 1)
+        return run.batch * windows * 2 * self.rate * self.width * kv_bits

@@ -182,7 +182,7 @@ def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer
     def read(stream: IO[bytes], read_limit: int) -> bytes:
         data = stream.read(read_limit + 1)
         if len(data) > read_limit:
-            _end(process)
+            _kill_process(process)
         return data
 
     with process, ThreadPoolExecutor(2) as readers:
@@ -198,7 +198,7 @@ def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer
             ) from None
         finally:
             if process.returncode is None:
-                _end(process)
+                _kill_process(process)
     if len(out) > limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(f"--git: git {arguments[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
     lines = messages.decode(errors="replace").strip().splitlines() or [f"git {arguments[0]} failed"]
@@ -206,7 +206,7 @@ def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer
     return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
     """Ends git and the processes that it started."""
     if os.name == "posix":
         with suppress(ProcessLookupError):

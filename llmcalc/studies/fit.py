@@ -104,7 +104,7 @@ def largest(needed: Callable[[int], int], capacity: int, start: int, most: int) 
         low = min(high, most)
         if low == most:
             return most
-        high = min(most, max(2 * low, min(WIDEN * low, _crossing(excess_of, low) * 51 // 50)))
+        high = min(most, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
         number = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
@@ -130,10 +130,10 @@ def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -
         return math.isqrt(low * high)
     if turn % 3 == 0:
         return low + (high - low) * -excess_of[low] // (excess_of[high] - excess_of[low])
-    return _crossing(excess_of, low) + 1 if turn % 3 == 1 else (low + high) // 2
+    return _linear_crossing(excess_of, low) + 1 if turn % 3 == 1 else (low + high) // 2
 
 
-def _crossing(excess_of: Mapping[int, int], low: int) -> int:
+def _linear_crossing(excess_of: Mapping[int, int], low: int) -> int:
     """Returns where the line through `low` and the point before it reaches the capacity; far away without a slope."""
     lower_number = max((number for number in excess_of if number < low), default=low)
     rise = excess_of[low] - excess_of[lower_number]

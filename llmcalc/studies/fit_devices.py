@@ -66,18 +66,18 @@ def fit_devices(
         global_batch,
     )
     planned = question.planned(layout_request.devices)
-    best = _best(planned)
+    best = _best_candidate(planned)
     if best is None:
         reason = max(planned.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[0]
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible: {reason}")
     fit = Fit(hardware, best.device_bytes)
     run_fits = fit.verdict != "no"
-    fewest_devices, fewest = _fewest(question, planned)
+    fewest_devices, fewest = _fewest_devices(question, planned)
     batch = seq = 0
     if run_fits:
         use, longest = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _most(question, best, "batch", 1, int(use.batch), MOST_BATCH)
-        seq = _most(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
+        batch = _largest_number(question, best, "batch", 1, int(use.batch), MOST_BATCH)
+        seq = _largest_number(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
     changes = () if run_fits else tuple(_changes(question, planned.devices, fewest_devices, fewest))
     return DeviceFitting(planned, best, fit, fewest_devices, fewest, batch, seq, changes)
 
@@ -106,13 +106,13 @@ class DevicesQuestion:
             return None
 
 
-def _best(planned: LayoutPlan) -> Candidate | None:
+def _best_candidate(planned: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits, else the one that requires least."""
     plan = planned.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
-def _fewest(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators on which some layout fits, of the given number, its halves and its doubles."""
     devices = planned.devices
     if planned.plan.feasible:
@@ -154,7 +154,7 @@ CLOSE = 0.01
 """Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
-def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
+def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
     """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
@@ -201,7 +201,7 @@ def _changes(
 ) -> Iterator[Change]:
     """Yields changes that make it fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none"):
-        recomputed = _best(replace(question, estimates=question.estimates.recomputed).planned(devices))
+        recomputed = _best_candidate(replace(question, estimates=question.estimates.recomputed).planned(devices))
         if recomputed is not None:
             yield Change(
                 f"--recompute {RECOMPUTED} {recomputed.layout.options()}".strip(),

@@ -294,7 +294,7 @@ def plan(
             (result.feasible if replayed_candidate.headroom >= 0 else refused_candidates).append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
-        result.nearest = _least(refused_candidates, replay, errors)
+        result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or refused_candidates):
         reason = layouts.errors.get(max(result.refused, key=result.refused.__getitem__))
@@ -305,7 +305,7 @@ def plan(
     return result
 
 
-def _least(
+def _smallest_replay(
     refused_candidates: list[Candidate],
     replay: Callable[[Candidate, int | None], Candidate | None],
     errors: EstimateErrors,

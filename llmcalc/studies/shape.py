@@ -145,9 +145,9 @@ class Family:
             share, kv_share, size = self._shares(sizes)
             return HeadSizes(_share(h, share), 1 if kv_share is None else _share(h, kv_share), size)
 
-        return block.scaled(self.spec.hidden_size, heads, lambda width: self._widened(width, h))
+        return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
-    def _widened(self, width: int, h: Number) -> Number:
+    def _scaled_width(self, width: int, h: Number) -> Number:
         """Scales a width with h, rounded to a multiple of `unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
@@ -195,7 +195,7 @@ def family(
             f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as "
             "1, 1/4 or 0.125"
         )
-    spec = _changed(spec.model_copy(update={"mtp": None}), vocab_size, tie)
+    spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
     members = Family(spec, None, kv_ratio, ffn_ratio)
     for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
@@ -206,7 +206,7 @@ def family(
     return replace(members, head_dim=head_dim)
 
 
-def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
+def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
     """Returns the model with another vocabulary size or another tying of its head, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
@@ -350,7 +350,7 @@ def study(
     """
     tolerance = percent / 100
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
-    target_fits = target_size is not None and _costs(members, target_size, budget, tolerance)
+    target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refined(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
     sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
@@ -362,10 +362,10 @@ def study(
         _shape(members, size, budget, size == target_size, seq, dtype)
         for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(target, budget))
+    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_target(target, budget))
 
 
-def _costs(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
         spent = budget.spent(members.at(*size))
@@ -398,7 +398,7 @@ def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool)
     return members
 
 
-def _first(condition: Callable[[int], bool], low: int, high: int) -> int:
+def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
     """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
@@ -437,8 +437,8 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
         return bool(spent(i, _depths(members, i * step)[0]) > most)
 
     end_step = LARGEST_WIDTH // step + 1
-    narrowest = _first(deep_enough, 1, end_step)
-    return range(narrowest * step, _first(too_wide, narrowest, end_step) * step, step)
+    narrowest = _bisect(deep_enough, 1, end_step)
+    return range(narrowest * step, _bisect(too_wide, narrowest, end_step) * step, step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -481,14 +481,14 @@ def search(
         return costs[h, depth]
 
     sizes, exact = [], Fraction(tolerance)
-    for h in _thinned(allowed_widths(members, budget, tolerance), most_widths):
+    for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
         if abs(cost(h, depth) - budget.value) <= exact * budget.value:
             sizes.append((h, depth))
     return sizes, len(costs)
 
 
-def _thinned(widths: range, most: int) -> list[int]:
+def _spaced_widths(widths: range, most: int) -> list[int]:
     """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
     if len(widths) <= most:
         return list(widths)
@@ -537,7 +537,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
     )
 
 
-def _scaled_from(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
+def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
     """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to

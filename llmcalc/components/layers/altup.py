@@ -117,17 +117,17 @@ class AltUpLayer(WholeLayer):
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted, routed = self._predicted(f, x, router)
+        predicted, routed = self._predicted_streams(f, x, router)
         active = f.take(predicted, hidden)
         f.hold(predicted=predicted)
         normed = f.part("self_attn_pre_norm", self.norm, active)
         f.hold(read=normed)
-        y = self._ran(f, "self_attn", self.attention, normed)
+        y = self._sublayer_output(f, "self_attn", self.attention, normed)
         y = f.scale(f.add(f.add(active, y), self._low_rank(f, normed)), 2**-0.5)
         f.hold(y=y)
-        y = f.add(y, self._ran(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
+        y = f.add(y, self._sublayer_output(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
         f.hold(y=y)
-        corrected, first_stream = self._corrected(f, predicted, y, router, routed)
+        corrected, first_stream = self._corrected_streams(f, predicted, y, router, routed)
         f.hold(corrected=corrected, first=first_stream)
         other_streams = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = f.add(
@@ -136,13 +136,13 @@ class AltUpLayer(WholeLayer):
         f.hold(fed=with_embedding)
         return f.cat(f.take(corrected, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _ran(self, f: Flow, name: str, part: Component, x: Value) -> Value:
+    def _sublayer_output(self, f: Flow, name: str, part: Component, x: Value) -> Value:
         """Returns the output of a sublayer after its norm."""
         with f.function():
             f.hold(x=x)
             return f.part(f"{name}_post_norm", self.norm, f.part(name, part, x))
 
-    def _predicted(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+    def _predicted_streams(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
 
         Returns all streams and the output of the router's norm.
@@ -167,7 +167,7 @@ class AltUpLayer(WholeLayer):
             y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
             return f.add(x, f.part("norm", self.norm, y))
 
-    def _corrected(
+    def _corrected_streams(
         self, f: Flow, predicted: Value, sublayer_output: Value, router: Weight, routed: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
@@ -201,7 +201,7 @@ def _references() -> dict[str, type[nn.Module]]:
     def size(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
-    class Ends(nn.Module):
+    class StreamEnds(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
@@ -214,13 +214,13 @@ def _references() -> dict[str, type[nn.Module]]:
                 streams.append(y * length / size(y))
             return torch.stack(streams, -2)
 
-    class Bottom(Ends):
+    class StreamSplit(StreamEnds):
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._mapped(x, [x] * len(self.projections))
 
-    class Top(Ends):
+    class StreamMerge(StreamEnds):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _references() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = Bottom(streams, hidden), Top(streams, hidden)
+            self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
         def to_streams(self, x: Tensor) -> Tensor:
             streams: Tensor = self.streams_in(x)
@@ -301,7 +301,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.correct = Correct(spec.altup_num_inputs, context.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
-        def _ran(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, run))
             return out
 
@@ -309,8 +309,8 @@ def _references() -> dict[str, type[nn.Module]]:
             predicted = self.predict(x)
             active = predicted[:, :, 0]
             normed = self.get_submodule("self_attn_pre_norm")(active)
-            y = (active + self._ran("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
-            y = y + self._ran("mlp", self.get_submodule("mlp_pre_norm")(y), run)
+            y = (active + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
+            y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), run)
             corrected, first_stream = self.correct(predicted, y, self.predict)
             with_embedding = corrected[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
             return torch.cat([corrected[:, :, :1], with_embedding], 2)

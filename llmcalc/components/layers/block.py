@@ -256,27 +256,27 @@ class Block(Layer):
             f.hold(shared=shared_input)
         for name, part in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._idle(f, name, part, x)
+                self._record_idle(f, name, part, x)
                 continue
             y = start if self.parallel else x
             if shared_input is not None:
                 y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
                 y = self._normed(f, f"{name}_pre_norm", y)
-            y = f.part(name, part, y, **self._crossing(f, name))
+            y = f.part(name, part, y, **self._cross_arguments(f, name))
             f.hold(y=y)
-            x = self._joined(f, name, x, y)
+            x = self._residual_sum(f, name, x, y)
             f.hold(x=x)
         return x
 
-    def _crossing(self, f: Flow, name: str) -> dict[str, Any]:
+    def _cross_arguments(self, f: Flow, name: str) -> dict[str, Any]:
         """Returns the additional arguments of the sublayer with that name."""
         return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
         return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
 
-    def _joined(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+    def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         y = f.dropout(y)
         if self.norm_placement == "post":
@@ -289,7 +289,7 @@ class Block(Layer):
             x = f.part(f"{name}_residual_scale", scale, x)
         return f.add(x, y)
 
-    def _idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+    def _record_idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normed(f, f"{name}_pre_norm", x, "idle")
@@ -390,7 +390,7 @@ def _reference() -> type[nn.Module]:
             out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
             return out
 
-        def _joined(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
             y = self._normed(f"{name}_out_scale", self._normed(f"{name}_post_norm", y))
             return self._normed(f"{name}_residual_scale", x) + y
@@ -406,7 +406,7 @@ def _reference() -> type[nn.Module]:
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:
-                    x = self._joined(name, x, y)
+                    x = self._residual_sum(name, x, y)
             return x
 
     return BlockReference

@@ -52,13 +52,13 @@ class GatedNormLayer(WholeLayer):
             sublayer_input = f.part(f"{name}_pre_norm", self.norm, x)
             f.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated(f, name + GATE, sublayer_input)
+                sublayer_input = self._gated_output(f, name + GATE, sublayer_input)
                 f.hold(y=sublayer_input)
             x = f.add(x, f.part(name, part, sublayer_input))
             f.hold(x=x)
         return x
 
-    def _gated(self, f: Flow, name: str, x: Value) -> Value:
+    def _gated_output(self, f: Flow, name: str, x: Value) -> Value:
         """Returns the output of a norm, multiplied by its gate."""
         with f.scope(name, kind="norm"):
             low_rank = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")

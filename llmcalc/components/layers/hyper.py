@@ -70,7 +70,7 @@ class HyperLayer(WholeLayer):
         """Records the layer. x: all streams."""
         for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            sublayer_input, output_weights, mixed = self._connected(f, f"{name}_connection", x)
+            sublayer_input, output_weights, mixed = self._connection(f, f"{name}_connection", x)
             f.hold(read=sublayer_input, written=output_weights, mixed=mixed)
             y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
             f.hold(y=y)
@@ -78,7 +78,7 @@ class HyperLayer(WholeLayer):
             f.hold(x=x)
         return x
 
-    def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connection(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)

@@ -68,15 +68,15 @@ class ShortcutLayer(Layer):
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.feed_forward, Component)
-        x, normed = self._attended(f, x, 0)
+        x, normed = self._attention_sublayer(f, x, 0)
         expert_output = f.part("mlp", self.feed_forward, normed)
         f.hold(read=normed, aside=expert_output)
         x = f.add(x, f.part("dense", self.dense, normed, nth=0))
         f.hold(x=x)
-        x, normed = self._attended(f, x, 1)
+        x, normed = self._attention_sublayer(f, x, 1)
         return f.add(f.add(x, f.part("dense", self.dense, normed, nth=1)), expert_output)
 
-    def _attended(self, f: Flow, x: Value, index: int) -> tuple[Value, Value]:
+    def _attention_sublayer(self, f: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
         assert isinstance(self.attention, Component)
         normed = f.part("self_attn_pre_norm", self.norm, x, nth=index)

@@ -100,7 +100,7 @@ class SharedBlock(Part):
         """
 
         def adapter(adapter_input: Value, out: Shape) -> Value:
-            return self._adapted(f, adapter_input, out, other_adapters)
+            return self._adapter_output(f, adapter_input, out, other_adapters)
 
         f.hold(x=x)
         normed = f.part("self_attn_pre_norm", norm, x)
@@ -125,7 +125,7 @@ class SharedBlock(Part):
         y = f.mul(f.act(gate, network.hidden_act), up)
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
-    def _adapted(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+    def _adapter_output(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter and, beside it, the adapters of other layers."""
 
         def mapped() -> Value:

@@ -230,7 +230,7 @@ class Attention(TokenMixer):
     def borrows(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def _attends_as(self, other: Attention) -> bool:
+    def _can_share_with(self, other: Attention) -> bool:
         """Whether this layer can share the keys and values of the other layer."""
         return all(map(same, self.attends_like(), other.attends_like()))
 
@@ -249,7 +249,7 @@ class Attention(TokenMixer):
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter)
         if memory is None:
@@ -283,7 +283,7 @@ class Attention(TokenMixer):
             y = f.part("sub_norm", self.sub_norm, concatenated)
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
+    def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""
         qk = self.qk_norm
 
@@ -311,24 +311,24 @@ class Attention(TokenMixer):
         computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
             placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
-            shareable = (entry for entry in reversed(computed) if self._attends_as(entry[0]))
+            shareable = (entry for entry in reversed(computed) if self._can_share_with(entry[0]))
             _, keys, values = next(
                 shareable, computed[-1] if computed else placeholder
             )  # nothing: the layer is recorded alone
             return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
         with f.function():
-            raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)
-            keys = self._placed(f, raw, "k_norm", dim)
+            keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
-                values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+                values = _projection(f, "v_proj", x, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
                 f.hold(v=values)
             if f.causal or cross:
-                limit, cache_kind = self._held(cross)
+                limit, cache_kind = self._cache_limit_and_kind(cross)
                 keys, values = f.cache("cache", cache_kind, keys, values, limit=limit)
         if not cross:
             computed.append((self, keys, values))
@@ -337,7 +337,7 @@ class Attention(TokenMixer):
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
-    def _held(self, cross: bool) -> tuple[Number, str]:
+    def _cache_limit_and_kind(self, cross: bool) -> tuple[Number, str]:
         """Returns the number of cached tokens, None if unlimited, and the kind of cache."""
         if cross:
             return None, "cross_attention"
@@ -432,7 +432,7 @@ class Attention(TokenMixer):
         ]
 
 
-def _projected(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+def _projection(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
     """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
     if adapter is None:
         return f.linear(name, x, *out, bias=bias)
@@ -533,7 +533,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             return heads
 
-        def _placed(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
+        def _normed_and_rotated(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
@@ -554,12 +554,12 @@ def _reference() -> type[nn.Module]:
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
             raw = self._heads_of(self.k_proj(x), self.head_dim)
-            k = self._placed(raw, "k_norm", run, 0 if self.cross else run.past)
+            k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
             v = raw if self.spec.attention_k_eq_v else self._heads_of(self.v_proj(x), self.value_dim)
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _own_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _local_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
                 return self._keys_and_values(x, run)
@@ -608,8 +608,8 @@ def _reference() -> type[nn.Module]:
                 self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q = self._placed(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
-            k, v = self._own_or_shared(x, run)
+            q = self._normed_and_rotated(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            k, v = self._local_or_shared(x, run)
             mask, bias = (None, None) if self.cross else self._seen(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])

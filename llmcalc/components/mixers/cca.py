@@ -92,10 +92,10 @@ class CompressedConvAttention(WindowedMixer):
         q = f.linear("q_proj", x, heads, dim, bias=biased)
         k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
         with f.function():
-            q, k = self._mixed(f, q, k)
+            q, k = self._convolved(f, q, k)
         f.hold(q=q, k=k)
-        q = self._placed(f, q)
-        k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
+        q = self._scaled_and_rotated(f, q)
+        k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
         v = self._values(f, x, kv_heads, dim)
         f.hold(q=q, k=k, v=v)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
@@ -107,7 +107,7 @@ class CompressedConvAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+    def _convolved(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
@@ -144,7 +144,7 @@ class CompressedConvAttention(WindowedMixer):
             f.hold(late=delayed)
             return f.cat(f.linear("v_proj", x, half_width, bias=biased), delayed, axes=(kv_heads, dim))
 
-    def _placed(self, f: Flow, x: Value) -> Value:
+    def _scaled_and_rotated(self, f: Flow, x: Value) -> Value:
         return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -205,7 +205,7 @@ def _reference() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _convolved(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
@@ -234,16 +234,16 @@ def _reference() -> type[nn.Module]:
             values: Tensor = torch.cat([self.v_proj(x), delayed], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
-        def _placed(self, x: Tensor, run: Run) -> Tensor:
+        def _scaled_and_rotated(self, x: Tensor, run: Run) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
-            q, k = self._mixed(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k = self._convolved(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
             q, k, v = (
-                self._placed(q, run),
-                self._placed(k, run) * self.key_scale.weight[:, None, None],
+                self._scaled_and_rotated(q, run),
+                self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
                 self._values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)

@@ -155,12 +155,12 @@ class CompressedAttention(TokenMixer):
         mask: Value | None = None
         if self.compress_rate is not None:
             with f.function():
-                entries = self._compressed(f, "compressor", x, dim, rope)
+                entries = self._all_entries(f, "compressor", x, dim, rope)
                 f.hold(entries=entries)
                 mask = f.whole_entries(q, entries, self.compress_rate)
                 f.hold(seen=mask)
                 if self.indexer is not None:
-                    selection = self._choice(f, self.indexer, x, compressed_query, mask, rope)
+                    selection = self._selected_entries(f, self.indexer, x, compressed_query, mask, rope)
                     f.hold(chosen=selection)
                     mask, entries = f.among(mask, selection, entries)
             f.hold(entries=entries, entries_seen=mask)
@@ -179,13 +179,13 @@ class CompressedAttention(TokenMixer):
         output_groups = f.per_group("o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank))
         return f.linear("o_b_proj", output_groups, *x.axes)
 
-    def _choice(
+    def _selected_entries(
         self, f: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
         """Selects the entries that each token attends to. mask: the entries it may select from."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with f.scope("indexer", role="no_grad"):
-            entries = self._compressed(f, "compressor", x, dim, rope)
+            entries = self._all_entries(f, "compressor", x, dim, rope)
             q = f.linear("q_proj", compressed_query, heads, dim)
             f.hold(entries=entries, q=q)
             q = f.rope(q, rope)
@@ -194,13 +194,16 @@ class CompressedAttention(TokenMixer):
             scores = f.act(f.scale(f.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5), "relu")
             return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
+    def _all_entries(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
         """Returns all entries so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
         with f.scope(name):
-            projections = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            projections = (
+                self._entry_projection(f, "kv_proj", x, series),
+                self._entry_projection(f, "gate_proj", x, series),
+            )
             f.hold(rest_kv=projections[0], rest_gate=projections[1])
             pending = f.with_rest(*projections)
             f.hold(rest_kv=pending[0], rest_gate=pending[1])
@@ -237,7 +240,7 @@ class CompressedAttention(TokenMixer):
                 delayed_gate, current_gate, axes=(window_rows, dim)
             )
 
-    def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
+    def _entry_projection(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
         """Records a projection from which entries are computed."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)

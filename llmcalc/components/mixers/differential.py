@@ -89,7 +89,7 @@ class DifferentialAttention(GroupedQueryMixer):
         joined = f.cat(*cores, axes=(heads, double_dim))
         half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         plus, minus = f.split(joined, half, half)
-        share = f.plus(f.sub(self._share(f, "1", dim), self._share(f, "2", dim)), self.lambda_init)
+        share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
         f.hold(both=joined, share=share)
         y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
         y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
@@ -97,7 +97,7 @@ class DifferentialAttention(GroupedQueryMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _share(self, f: Flow, term: str, dim: Axis) -> Value:
+    def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
         """Records one of the two terms exp(λq·λk) of λ."""
         product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
         return f.act(f.sum(product), "exp")
@@ -141,7 +141,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _share(self, term: int) -> Tensor:
+        def _lambda_term(self, term: int) -> Tensor:
             q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
             share: Tensor = (q * k).sum().exp()
             return share
@@ -159,7 +159,7 @@ def _reference() -> type[nn.Module]:
             k = self._repeated(k)
             joined = torch.cat([self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1)
             plus, minus = joined.chunk(2, 1)
-            share = self._share(1) - self._share(2) + self.spec.lambda_init
+            share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -172,7 +172,7 @@ def _reference() -> type[nn.Module]:
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
-        def _around(self, x: Tensor, tokens: int) -> Tensor:
+        def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
             """Collects the keys or values of each block, of its neighbours, and of all sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
@@ -232,7 +232,7 @@ def _reference() -> type[nn.Module]:
                 summed = self.sums(x, *self._sums(run, tokens, x.device))
                 kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
             q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
-            k, v = (self._around(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
+            k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))

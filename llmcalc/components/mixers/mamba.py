@@ -80,13 +80,13 @@ class Mamba(TokenMixer):
         u = f.conv("conv1d", u, inner, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
         f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
         u = f.act(u, self.hidden_act)
-        step, b, c = self._projected(f, u, inner, state)
+        step, b, c = self._scan_inputs(f, u, inner, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
         y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
         f.state("ssm_state", inner, state, bits=STATE_BITS)
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
 
-    def _projected(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
+    def _scan_inputs(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         shapes = (rank,), (state,), (state,)

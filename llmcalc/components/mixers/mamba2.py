@@ -150,7 +150,7 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def decays(log: Tensor) -> Tensor:
+    def pairwise_decays(log: Tensor) -> Tensor:
         """Computes pairwise decays: the fraction of step j's input that remains after step i ≥ j.
 
         log: the log decay of each step, [..., n] → [..., n, n].
@@ -203,12 +203,14 @@ def _reference() -> type[nn.Module]:
 
             x, log, b, c = cut(x), cut(log), cut(b), cut(c)
             cumulative = log.cumsum(-1)
-            chunk_output = (c @ b.transpose(-1, -2) * decays(log)) @ x
+            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log)) @ x
             chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end
             start = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
-            chunk_decays = decays(nn.functional.pad(cumulative[..., -1], (1, 0)))  # over whole chunks, from the start
+            chunk_decays = pairwise_decays(
+                nn.functional.pad(cumulative[..., -1], (1, 0))
+            )  # over whole chunks, from the start
             states = (chunk_decays @ torch.cat([start, chunk_states], 2).flatten(3)).unflatten(
                 3, chunk_states.shape[3:]
             )

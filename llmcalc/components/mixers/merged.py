@@ -168,7 +168,7 @@ def _reference() -> type[nn.Module]:
             )
             return getattr(self, f"{projection}_norm")(heads) if hasattr(self, f"{projection}_norm") else heads
 
-        def _of_the_source(self, run: Run) -> tuple[Tensor, ...]:
+        def _memory_keys_and_values(self, run: Run) -> tuple[Tensor, ...]:
             cached = None if run.store is None else run.store.get(self.cross_cache)
             if cached is not None:
                 return cached
@@ -182,7 +182,7 @@ def _reference() -> type[nn.Module]:
             spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
             q, k = (spec.position.rotated(self._heads_of(projection, x), run, run.past) for projection in ("q", "k"))
             k, v = self.cache(run, k, self._heads_of("v", x))
-            memory_k, memory_v = self._of_the_source(run)
+            memory_k, memory_v = self._memory_keys_and_values(run)
             group = spec.num_attention_heads // spec.num_key_value_heads
             if group > 1:
                 k, v, memory_k, memory_v = (t.repeat_interleave(group, 1) for t in (k, v, memory_k, memory_v))

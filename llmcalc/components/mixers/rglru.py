@@ -109,7 +109,7 @@ def _reference() -> type[nn.Module]:
             output: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
             return output
 
-    def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
         step = 1
@@ -148,7 +148,7 @@ def _reference() -> type[nn.Module]:
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
             stored = self.recurrent_state.held(run)
-            states = scanned(
+            states = linear_scan(
                 log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
             )
             self.recurrent_state.keep(run, states[:, -1])

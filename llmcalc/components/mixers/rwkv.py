@@ -30,7 +30,7 @@ else:
 SOURCE = "Peng et al. 2023, §3"
 
 
-def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
+def _token_shift(f: Flow, x: Value, previous: Value, name: str) -> Value:
     """RWKV's token shift: interpolates between the token and the previous one, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
     return f.add(f.mul(x, share), f.mul(previous, f.complement(share)))
@@ -58,7 +58,7 @@ class RwkvTimeMix(TokenMixer):
         shifted = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         key, value, receptance = (
-            f.linear(name, _mixed(f, x, shifted, name), channels) for name in ("key", "value", "receptance")
+            f.linear(name, _token_shift(f, x, shifted, name), channels) for name in ("key", "value", "receptance")
         )
         f.hold(previous=shifted, k=key, v=value, r=receptance)
         gate = f.act(receptance, "sigmoid")
@@ -104,9 +104,9 @@ class RwkvChannelMix(Network):
         shifted = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         f.hold(previous=shifted)
-        squared = f.linear("key", _mixed(f, x, shifted, "key"), Axis("ffn", self.intermediate_size))
+        squared = f.linear("key", _token_shift(f, x, shifted, "key"), Axis("ffn", self.intermediate_size))
         squared = f.act(f.act(squared, "relu"), "square")
-        gate = f.act(f.linear("receptance", _mixed(f, x, shifted, "receptance"), *x.axes), "sigmoid")
+        gate = f.act(f.linear("receptance", _token_shift(f, x, shifted, "receptance"), *x.axes), "sigmoid")
         f.hold(inner=squared, open_by=gate)
         return f.mul(gate, f.linear("value", squared, *x.axes))
 
@@ -133,7 +133,7 @@ def _references() -> dict[str, type[nn.Module]]:
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
 
-    def mixed(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
+    def token_shift(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
         return x * share + previous * (1 - share)
 
     class TimeMixReference(nn.Module):
@@ -181,7 +181,7 @@ def _references() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous = shifted(x, run, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight))
+                self.get_submodule(name)(token_shift(x, previous, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
             out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
@@ -203,8 +203,8 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous = shifted(x, run, self.shift_state)
-            squared = self.key(mixed(x, previous, self.time_mix_key.weight)).relu().square()
-            gate = self.receptance(mixed(x, previous, self.time_mix_receptance.weight)).sigmoid()
+            squared = self.key(token_shift(x, previous, self.time_mix_key.weight)).relu().square()
+            gate = self.receptance(token_shift(x, previous, self.time_mix_receptance.weight)).sigmoid()
             out: Tensor = gate * self.value(squared)
             return out
 

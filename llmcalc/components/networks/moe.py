@@ -107,7 +107,7 @@ class VisionExperts(Part):
         weights, chosen = self.router.flow(f, x, experts, top_k, experts.size)
         rows = f.dispatch(x, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
-            y = _mapped(f, self.expert, rows, experts, top_k, x.axes)
+            y = _expert_networks(f, self.expert, rows, experts, top_k, x.axes)
         return f.combine(y, weights, experts, top_k)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
@@ -212,7 +212,9 @@ class MoE(Network):
         rows = f.dispatch(expert_input, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
             f.hold(x=rows)
-            y = _mapped(f, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None)
+            y = _expert_networks(
+                f, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
+            )
             y = y if self.identity_experts is None else self.identity_experts.flow(f, rows, y)
         y = f.combine(y, weights, experts, top_k)
         f.hold(y=y)
@@ -260,28 +262,30 @@ class MoE(Network):
         vision = VisionExperts(expert=ungated, router=LinearRouter(score_correction="parameter"))
         four_of = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def made(**fields: Any) -> Any:
+        def small_mixture(**fields: Any) -> Any:
             return cls(**{**four_of, "expert": swiglu, **fields})
 
         return [
-            made(num_experts=6),
-            made(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
-            made(output_bias=True),
-            made(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
-            made(num_experts=8, shared_expert=shared, router=corrected_router),
-            made(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
-            made(router=learned),
-            made(shared_expert=shared, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
-            made(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            made(num_experts_per_tok=1, router=skipping),
-            made(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            made(shared_expert=shared, vision_experts=vision, router=LinearRouter(score_correction="parameter")),
-            made(
+            small_mixture(num_experts=6),
+            small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
+            small_mixture(output_bias=True),
+            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
+            small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
+            small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
+            small_mixture(router=learned),
+            small_mixture(shared_expert=shared, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
+            small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
+            small_mixture(num_experts_per_tok=1, router=skipping),
+            small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
+            small_mixture(
+                shared_expert=shared, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+            ),
+            small_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
                 router=LinearRouter(score_correction="buffer", bias=True),
             ),
-            made(
+            small_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=ungated,
@@ -301,7 +305,7 @@ def _check_expert(expert: FeedForward) -> None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
-def _mapped(
+def _expert_networks(
     f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
     """Records the networks of all experts at once. identities: whether some rows belong to no real expert."""

@@ -116,13 +116,13 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
 
-    class Met(Rows):
+    class InputProducts(Rows):
         """Multiplies tokens by their experts' input vectors. x: [batch, tokens, hidden] → [batch, tokens, k]."""
 
         def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
             return (nn.functional.embedding(chosen, self.weight) @ x[..., None])[..., 0]
 
-    class Given(Rows):
+    class OutputSums(Rows):
         """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
         def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
@@ -132,7 +132,10 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed, self.up_embed = Met(spec.num_experts, hidden), Given(spec.num_experts, hidden)
+            self.down_embed, self.up_embed = (
+                InputProducts(spec.num_experts, hidden),
+                OutputSums(spec.num_experts, hidden),
+            )
 
         def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
             out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, chosen)) * weights, chosen)

@@ -262,7 +262,7 @@ def _references() -> dict[str, type[Any]]:
             scale: Any = self.modules.get("expert_scale")
             return (weights if scale is None else weights * scale.weight[chosen]), chosen
 
-    class Several(Routing):
+    class MLPRouting(Routing):
         def __init__(self, spec: RouterMLP, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
@@ -280,7 +280,7 @@ def _references() -> dict[str, type[Any]]:
                 weights, chosen = weights.masked_fill(skipped, 0.0), chosen.masked_fill(skipped, 0)
             return weights, chosen
 
-    class Tabled(Routing):
+    class TableRouting(Routing):
         def __init__(self, spec: TokenTableRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=False)
@@ -294,4 +294,4 @@ def _references() -> dict[str, type[Any]]:
             chosen = table.chosen[run.ids]
             return self.weights(scores, chosen), chosen
 
-    return {"linear": Linear, "mlp": Several, "token_table": Tabled}
+    return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

@@ -174,7 +174,7 @@ class Conformer(TowerPart):
 
     def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
-        x = self._half(f, "mlp_1", x)
+        x = self._half_network(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
             y = self.attention.flow(f, y, bias)
@@ -182,10 +182,10 @@ class Conformer(TowerPart):
         y = f.part("convolution_pre_norm", self.norm, x)
         with f.scope("convolution", kind="convolution"):
             y = self.convolution.flow(f, y)
-        x = self._half(f, "mlp_2", f.add(x, y))
+        x = self._half_network(f, "mlp_2", f.add(x, y))
         return f.part("norm", self.norm, x)
 
-    def _half(self, f: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, f: Flow, name: str, x: Value) -> Value:
         """Adds to x half of the output of the feed-forward network with that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
         return f.add(x, f.scale(self._after(f, name, y), 0.5))

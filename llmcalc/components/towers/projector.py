@@ -123,11 +123,11 @@ class Projector(TowerPart):
         x = self._merged(f, x)
         x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._marked(f, "input_marks", x, self.input_marks, *patch)
+            x = self._with_marks(f, "input_marks", x, self.input_marks, *patch)
         for i, linear in enumerate(self.maps, 1):
             x = linear.flow(f, x, f"map_{i}")
         if self.output_marks:
-            x = self._marked(f, "output_marks", x, self.output_marks, *x.axes)
+            x = self._with_marks(f, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else f.part("out_norm", self.out_norm, x)
         return _activated(f, x, self.out_act)
 
@@ -141,7 +141,7 @@ class Projector(TowerPart):
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
         return f.merge(x, rows, Axis("frames", self.frames), *square)
 
-    def _marked(self, f: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
+    def _with_marks(self, f: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
         vectors = f.vector(name, Axis("marks", count), *axes, many=count)
         return f.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=count))

@@ -41,18 +41,18 @@ def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
     return {"type": "layernorm", "eps": eps, **fields}
 
 
-def attention(c: Config, **fields: Any) -> Table:
+def attention(config: Config, **fields: Any) -> Table:
     """Returns grouped-query attention under the usual field names, with RoPE; `fields` are added or replace others."""
-    heads = c.size("num_attention_heads")
-    kv_heads = c.maybe("num_key_value_heads")
-    table: Table = {"num_attention_heads": heads, "head_dim": c.maybe("head_dim"), "position": rope(c)}
+    heads = config.size("num_attention_heads")
+    kv_heads = config.maybe("num_key_value_heads")
+    table: Table = {"num_attention_heads": heads, "head_dim": config.maybe("head_dim"), "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         table["num_key_value_heads"] = kv_heads
     return {k: v for k, v in {**table, **fields}.items() if v is not None}
 
 
 def rope(
-    c: Config,
+    config: Config,
     share: float = 1.0,
     share_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
@@ -63,30 +63,30 @@ def rope(
     share: default share of each head that is rotary, in the field `share_name`.
     kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
-    c.fields_read.update((share_name, theta_name))
-    rope_parameters = c.data.get("rope_parameters") or {}
+    config.fields_read.update((share_name, theta_name))
+    rope_parameters = config.data.get("rope_parameters") or {}
     rope_parameters = rope_parameters if isinstance(rope_parameters, dict) else {}
     rope_parameters = (
         rope_parameters[kind] if kind is not None and isinstance(rope_parameters.get(kind), dict) else rope_parameters
     )
     theta, rotary_share = rope_parameters.get("rope_theta"), rope_parameters.get("partial_rotary_factor")
-    theta = theta if theta is not None else c.data.get(theta_name)
-    rotary_share = rotary_share if rotary_share is not None else c.data.get(share_name)
+    theta = theta if theta is not None else config.data.get(theta_name)
+    rotary_share = rotary_share if rotary_share is not None else config.data.get(share_name)
     rotary_share = share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
-        raise c.wrong(share_name, rotary_share, "a number above 0 and at most 1")
+        raise config.wrong(share_name, rotary_share, "a number above 0 and at most 1")
     table: Table = (
         {"type": "rope"} if rotary_share == 1 else {"type": "rope", "partial_rotary_factor": float(rotary_share)}
     )
     return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
 
 
-def full_rope(c: Config) -> Table:
+def full_rope(config: Config) -> Table:
     """Returns rotary positions for the rotary part of a head, all of whose dimensions are rotated.
 
     The whole part is rotary, whatever share the config states.
     """
-    return {name: value for name, value in rope(c).items() if name != "partial_rotary_factor"}
+    return {name: value for name, value in rope(config).items() if name != "partial_rotary_factor"}
 
 
 def biases(enabled: bool, *names: str) -> Table:
@@ -98,11 +98,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(c: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
+def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     table = {
-        "intermediate_size": width or c.size("intermediate_size"),
-        "hidden_act": c.choice(ACTIVATIONS, act),
+        "intermediate_size": width or config.size("intermediate_size"),
+        "hidden_act": config.choice(ACTIVATIONS, act),
         "gated": True,
     }
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -118,7 +118,7 @@ def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Tab
 
 
 def decoder(
-    c: Config,
+    config: Config,
     block: Table,
     final_norm: Table | None,
     head: Table | None = None,
@@ -137,19 +137,19 @@ def decoder(
     model: further fields of the model; they replace the ones set here.
     """
     stack_fields = stack or {}
-    c.has("num_hidden_layers")  # read even where the layers are listed
-    depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": c.size("num_hidden_layers")}
+    config.has("num_hidden_layers")  # read even where the layers are listed
+    depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.size("num_hidden_layers")}
     layers = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
         layers["final_norm"] = final_norm
     table: Table = {
-        "vocab_size": c.size("vocab_size"),
-        "hidden_size": c.size("hidden_size"),
-        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if c.maybe("max_position_embeddings") is not None:
-        table["max_position_embeddings"] = c.size("max_position_embeddings")
-    table |= {"decoder": layers, "head": head_table(c, head, score, answers)}
+    if config.maybe("max_position_embeddings") is not None:
+        table["max_position_embeddings"] = config.size("max_position_embeddings")
+    table |= {"decoder": layers, "head": head_table(config, head, score, answers)}
     return {**table, **model}
 
 
@@ -162,14 +162,16 @@ def _without_single_variant(layers: Table) -> Table:
     return {**other_fields, "block": overlaid(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
-def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
+def encoder(
+    config: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any
+) -> Table:
     """Returns an encoder-only model, or a decoder if the config sets `is_decoder` and `stack` allows it.
 
     The arguments are those of `decoder`.
     """
-    table = {**decoder(c, block, None, head, stack, score, labels(c)), **model}
-    if "is_decoder" in c.defaults and c.flag("is_decoder"):
-        c.must("add_cross_attention", False)
+    table = {**decoder(config, block, None, head, stack, score, labels(config)), **model}
+    if "is_decoder" in config.defaults and config.flag("is_decoder"):
+        config.must("add_cross_attention", False)
         return table
     table["encoder"] = table.pop("decoder")
     return table
@@ -196,28 +198,28 @@ OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
 """Class-name suffixes of classifiers other than the sequence classifier."""
 
 
-def scores_sequences(c: Config) -> bool:
+def scores_sequences(config: Config) -> bool:
     """Whether the head scores whole sequences.
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
-    return c.head == "classification" and not architecture(c).endswith((OF_TOKENS, OF_ANSWERS))
+    return config.head == "classification" and not architecture(config).endswith((OF_TOKENS, OF_ANSWERS))
 
 
-def architecture(c: Config) -> str:
+def architecture(config: Config) -> str:
     """Returns the name of the class that saved the config; empty if the config has none."""
-    return architecture_of(c.data)
+    return architecture_of(config.data)
 
 
-def labels(c: Config) -> int:
+def labels(config: Config) -> int:
     """Returns the number of classes of a classifier: `num_labels`, else the number of label names, else 2."""
-    label_names = c.data.get("id2label")
-    if isinstance(label_names, dict) and label_names and not c.has("num_labels"):
+    label_names = config.data.get("id2label")
+    if isinstance(label_names, dict) and label_names and not config.has("num_labels"):
         return len(label_names)
-    return c.size("num_labels") if c.has("num_labels") or "num_labels" in c.defaults else 2
+    return config.size("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
 
 
-def head_table(c: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
+def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """Returns the head that the config's architecture names.
 
     score: a sequence classifier; default the one of decoders, a score of every token without a bias. A head for token
@@ -225,34 +227,34 @@ def head_table(c: Config, head: Table | None = None, score: Table | None = None,
     answers: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
-    name = architecture(c)
-    if c.head == "none":
+    name = architecture(config)
+    if config.head == "none":
         if "For" in name.replace("Former", "") and name.endswith("Model"):
-            c.notes.append(
+            config.notes.append(
                 f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"
             )
         return {"type": "none"}
-    if c.head == "classification" and not scores_sequences(c):
+    if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(c),
+            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(config),
             "over": "token",
         }
-    if c.head == "classification":
+    if config.head == "classification":
         compares_texts = name.endswith((OF_CHOICES, OF_PAIRS))
         if compares_texts and score is None:
-            raise c.wrong(
-                "architectures", name, f"a class of {c.model_type} (--head lm or --head none counts another head)"
+            raise config.wrong(
+                "architectures", name, f"a class of {config.model_type} (--head lm or --head none counts another head)"
             )
-        label_count = labels(c) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
+        label_count = labels(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
         return {
             "type": "classification",
             "num_labels": label_count,
             **({"over": "token", "bias": False} if score is None else score),
         }
     if name and not name.endswith(tuple(HEAD_ENDINGS)):
-        c.notes.append(
+        config.notes.append(
             f"architectures: the head of {name} is not supported; a language-model head is counted (--head none for "
             "none)"
         )
@@ -298,17 +300,17 @@ def every_nth_full(depth: int, n: int) -> list[str]:
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 
-def listed_kinds(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
+def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list.
 
     Raises `InputError` unless the list has one kind per layer, as configuration classes do.
     """
-    stated = c.get(field)
+    stated = config.get(field)
     if stated is None:
         return default
-    names = [kinds.get(name, "") for name in c.texts(field)]
+    names = [kinds.get(name, "") for name in config.texts(field)]
     if "" in names or len(names) != len(default):
-        raise c.wrong(field, stated, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default))
+        raise config.wrong(field, stated, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default))
     return names
 
 
@@ -317,7 +319,7 @@ def length_hint(stated: Sequence[object], expected: Sequence[object]) -> str:
     return "" if len(stated) == len(expected) else f" (the list has {len(stated)})"
 
 
-def check_shared_layers(c: Config, kinds: list[str], shared_layers: int) -> None:
+def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:
     """Raises `InputError` if a layer that shares keys and values has no earlier layer of its kind.
 
     The last `num_kv_shared_layers` layers share.
@@ -325,7 +327,7 @@ def check_shared_layers(c: Config, kinds: list[str], shared_layers: int) -> None
     first_shared = len(kinds) - shared_layers
     missing_kinds = {*kinds[max(first_shared, 0) :]} - {*kinds[: max(first_shared, 0)]}
     if missing_kinds:
-        raise c.wrong(
+        raise config.wrong(
             "num_kv_shared_layers",
             shared_layers,
             f"layers of every kind ({', '.join(sorted(missing_kinds))}) below those",
@@ -333,7 +335,7 @@ def check_shared_layers(c: Config, kinds: list[str], shared_layers: int) -> None
 
 
 def sliding_stack(
-    c: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
+    config: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
 ) -> Table:
     """Returns the fields of a stack of `full` and `sliding` layers from `layer_types`.
 
@@ -341,7 +343,7 @@ def sliding_stack(
 
     sliding, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
-    window, names = c.maybe("sliding_window"), listed_kinds(c, "layer_types", FULL_OR_SLIDING, default)
+    window, names = config.maybe("sliding_window"), listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     if window is None or ("sliding" not in names and not full_fields):
         return {}
     kinds: Table = {
@@ -367,27 +369,27 @@ def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
-def dense_or_moe(c: Config, depth: int, first_dense: int) -> list[str]:
+def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`; or the kinds in `mlp_layer_types`."""
     default = ["dense" if i < first_dense else "moe" for i in range(depth)]
-    return listed_kinds(c, "mlp_layer_types", DENSE_OR_MOE, default) if c.has("mlp_layer_types") else default
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default) if config.has("mlp_layer_types") else default
 
 
-def prediction(c: Config) -> Table:
+def prediction(config: Config) -> Table:
     """Returns DeepSeek's multi-token-prediction modules, `{mtp: …}` of a model, if the config has any."""
-    module_count = c.count("num_nextn_predict_layers") if c.has("num_nextn_predict_layers") else 0
+    module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
-        {"mtp": {"num_nextn_predict_layers": module_count, "norm": rmsnorm(c.number("rms_norm_eps"))}}
-        if module_count and c.head == "lm"
+        {"mtp": {"num_nextn_predict_layers": module_count, "norm": rmsnorm(config.number("rms_norm_eps"))}}
+        if module_count and config.head == "lm"
         else {}
     )
 
 
-def uncounted_prediction(c: Config) -> None:
+def uncounted_prediction(config: Config) -> None:
     """Adds a remark if the config has MTP modules with a layout different from DeepSeek's."""
     for name in ("num_nextn_predict_layers", "num_mtp_modules"):
-        if c.has(name) and c.count(name):
-            c.notes.append(f"{name}: the multi-token-prediction modules are not counted")
+        if config.has(name) and config.count(name):
+            config.notes.append(f"{name}: the multi-token-prediction modules are not counted")
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
@@ -408,11 +410,11 @@ def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
     return {"variants": variants, **layer_pattern(names)}
 
 
-def learned_positions(c: Config, offset: int = 0) -> Table:
+def learned_positions(config: Config, offset: int = 0) -> Table:
     """Returns a learned position embedding. offset: number of rows before position 0."""
     return {
         "type": "learned",
-        "max_position_embeddings": c.size("max_position_embeddings"),
+        "max_position_embeddings": config.size("max_position_embeddings"),
         **({"offset": offset} if offset else {}),
     }
 

@@ -76,12 +76,12 @@ def _read_section(
         try:
             TypeAdapter(Tower).validate_python(table)
         except ValidationError as error:
-            raise InputError(f"{name}: {tower}: {_innermost(error)}") from None
+            raise InputError(f"{name}: {tower}: {_innermost_message(error)}") from None
     config.close(IGNORED | section.ignored)
     return tables, [*config.notes, *remark([field.path for field in config.unknown])]
 
 
-def _innermost(error: ValidationError) -> str:
+def _innermost_message(error: ValidationError) -> str:
     """Returns the message of the innermost part's error."""
     detail = error.errors()[0]
     while isinstance(cause := detail.get("ctx", {}).get("error"), PartError):

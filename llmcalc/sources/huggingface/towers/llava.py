@@ -15,46 +15,46 @@ from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
 ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
 
 
-def _llava(wrapper: Config, c: Config, width: int) -> Table:
+def _llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     one_layer(wrapper)
     return {
-        "vision_tower": ENCODERS[c.model_type](c),
-        "multi_modal_projector": two_maps(wrapper, c.size("hidden_size"), width),
+        "vision_tower": ENCODERS[config.model_type](config),
+        "multi_modal_projector": two_maps(wrapper, config.size("hidden_size"), width),
     }
 
 
-def _llava_next(wrapper: Config, c: Config, width: int) -> Table:
+def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
-    towers = _llava(wrapper, c, width)
+    towers = _llava(wrapper, config, width)
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
 
 
-def _idefics3(wrapper: Config, c: Config, width: int) -> Table:
+def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
-    connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=wrapper.size("scale_factor"))
-    return {"vision_model": headless(c), "connector": connector}
+    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=wrapper.size("scale_factor"))
+    return {"vision_model": headless(config), "connector": connector}
 
 
-def _internvl(wrapper: Config, c: Config, width: int) -> Table:
+def _internvl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches.
 
     The outputs are scaled per element.
     """
-    c.must("use_mask_token", False)
+    config.must("use_mask_token", False)
     one_layer(wrapper)
-    h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), wrapper.number("downsample_ratio")
+    h, heads, ratio = config.size("hidden_size"), config.size("num_attention_heads"), wrapper.number("downsample_ratio")
     merge = merged_by(ratio)
     if not merge:
         raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
-    eps = c.number("layer_norm_eps")
-    norm = c.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
-    normed = qk_norm(rmsnorm(eps), "projection") if c.flag("use_qk_norm") else {}
+    eps = config.number("layer_norm_eps")
+    norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
+    normed = qk_norm(rmsnorm(eps), "projection") if config.flag("use_qk_norm") else {}
     mixer = {
-        "num_attention_heads": heads, "head_dim": c.divided("num_attention_heads", h, heads), "o_bias": True,
-        **biases(c.flag("attention_bias"), *QKV), **normed,
+        "num_attention_heads": heads, "head_dim": config.divided("num_attention_heads", h, heads), "o_bias": True,
+        **biases(config.flag("attention_bias"), *QKV), **normed,
     }  # fmt: skip
-    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"))
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = {
         "attention": mixer,
         "feed_forward": network,
@@ -62,19 +62,23 @@ def _internvl(wrapper: Config, c: Config, width: int) -> Table:
         "norm_placement": "pre",
         "residual_scale": "output",
     }
-    square_sizes = {name: _square(c, name) for name in ("image_size", "patch_size")}
+    square_sizes = {name: _square_size(config, name) for name in ("image_size", "patch_size")}
     square_config = Config(
-        {**c.data, **square_sizes}, c.defaults, c.model_type, where=c.where, fields_read=c.fields_read
+        {**config.data, **square_sizes},
+        config.defaults,
+        config.model_type,
+        where=config.where,
+        fields_read=config.fields_read,
     )
     positions: Table = (
-        {"positions": {"rows": side(square_config) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
+        {"positions": {"rows": side(square_config) ** 2 + 1}} if config.flag("use_absolute_position_embeddings") else {}
     )
-    norm_field: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    norm_field: Table = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
     tower = vit(
         square_config,
         block,
         stack=norm_field,
-        patches={"num_channels": c.size("num_channels"), "bias": True},
+        patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         **positions,
     )
@@ -83,9 +87,9 @@ def _internvl(wrapper: Config, c: Config, width: int) -> Table:
     return {"vision_tower": tower, "multi_modal_projector": maps}
 
 
-def _square(c: Config, name: str) -> int:
+def _square_size(config: Config, name: str) -> int:
     """Reads a size that is one number, or two equal ones."""
-    stated = c.get(name)
+    stated = config.get(name)
     if (
         isinstance(stated, list | tuple)
         and len(stated) == 2
@@ -94,7 +98,7 @@ def _square(c: Config, name: str) -> int:
         and stated[0] > 0
     ):
         return stated[0]
-    return c.size(name)
+    return config.size(name)
 
 
 IDEFICS3: Table = {

@@ -32,7 +32,7 @@ class Section:
 
 
 def vit(
-    c: Config,
+    config: Config,
     block: Table,
     depth: str = "num_hidden_layers",
     stack: Table | None = None,
@@ -41,25 +41,27 @@ def vit(
 ) -> Table:
     return {
         "type": "vision",
-        "hidden_size": c.size("hidden_size"),
-        "patches": {"patch_size": c.size("patch_size"), **(patches or {})},
-        "stack": {"num_hidden_layers": c.size(depth), "block": block, **(stack or {})},
+        "hidden_size": config.size("hidden_size"),
+        "patches": {"patch_size": config.size("patch_size"), **(patches or {})},
+        "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
         **fields,
     }
 
 
 def biased(
-    c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
+    config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    width, head_count = c.size("hidden_size"), c.size(heads)
+    width, head_count = config.size("hidden_size"), config.size(heads)
     mixer = {
         "num_attention_heads": head_count,
-        "head_dim": c.divided(heads, width, head_count),
+        "head_dim": config.divided(heads, width, head_count),
         **biases(True, *QKVO),
         **fields,
     }
-    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act")) if network is None else network
+    network = (
+        mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")) if network is None else network
+    )
     return {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
@@ -86,11 +88,11 @@ def one_layer(wrapper: Config) -> None:
         raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
 
-def side(c: Config) -> int:
+def side(config: Config) -> int:
     """Returns the number of patches along one side of an image of the configured size."""
-    image, patch = c.size("image_size"), c.size("patch_size")
+    image, patch = config.size("image_size"), config.size("patch_size")
     if image < patch:
-        raise c.wrong("image_size", image, f"{patch} or more, which is patch_size")
+        raise config.wrong("image_size", image, f"{patch} or more, which is patch_size")
     return image // patch
 
 

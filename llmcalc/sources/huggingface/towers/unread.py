@@ -12,8 +12,8 @@ from ..parts import Table
 from .section import Section
 
 
-def _unread(wrapper: Config, c: Config, width: int) -> Table:
-    raise InputError(f"{c.where.removesuffix('.')}: '{c.model_type}' is not supported")
+def _unread(wrapper: Config, config: Config, width: int) -> Table:
+    raise InputError(f"{config.where.removesuffix('.')}: '{config.model_type}' is not supported")
 
 
 WRAPPERS = {

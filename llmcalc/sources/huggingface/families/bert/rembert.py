@@ -30,45 +30,45 @@ if TYPE_CHECKING:
     from .....model import ModelSpec
 
 
-def _bert_generation(c: Config) -> Table:
+def _bert_generation(config: Config) -> Table:
     """Reads BERT generation: a plain output projection, and no segment embedding."""
-    stack = bert_stack(c)
+    stack = bert_stack(config)
     stack.pop("token_types", None)  # its configs may have segments
-    return encoder(c, bert_block(c), stack, {"bias": True})
+    return encoder(config, bert_block(config), stack, {"bias": True})
 
 
-def _rembert(c: Config) -> Table:
+def _rembert(config: Config) -> Table:
     """Reads RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
-    width = c.size("input_embedding_size")
-    c.fields_read.add("tie_word_embeddings")
-    head = bert_head(c, bert_act(c))
-    head["transform"]["size"] = c.size("output_embedding_size")
+    width = config.size("input_embedding_size")
+    config.fields_read.add("tie_word_embeddings")
+    head = bert_head(config, bert_act(config))
+    head["transform"]["size"] = config.size("output_embedding_size")
     model: Table = {
         "embedding_size": width,
         "tie_word_embeddings": False,
-        **pooler(c.head == "none" or scores_sequences(c)),
+        **pooler(config.head == "none" or scores_sequences(config)),
     }
-    return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
+    return encoder(config, bert_block(config), {**bert_stack(config), "input_size": width}, head, {}, **model)
 
 
-def _roformer(c: Config) -> Table:
+def _roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are a table in the class."""
-    if architecture(c).endswith(OF_CHOICES):
-        c.must("summary_use_proj", None, False)
-    block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
+    if architecture(config).endswith(OF_CHOICES):
+        config.must("summary_use_proj", None, False)
+    block, stack, width = bert_block(config), bert_stack(config), config.maybe("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
-    model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
-    if width not in (None, c.size("hidden_size")):
+    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    if width not in (None, config.size("hidden_size")):
         model["embedding_size"] = stack["input_size"] = width
-    if architecture(c).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
+    if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
         model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
-        c,
+        config,
         block,
         stack,
-        bert_head(c, bert_act(c)),
-        {} if architecture(c).endswith(OF_CHOICES) else bert_score(bert_act(c)),
+        bert_head(config, bert_act(config)),
+        {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_act(config)),
         **model,
     )
 

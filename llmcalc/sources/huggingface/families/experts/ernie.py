@@ -31,66 +31,70 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _biased(c: Config) -> bool:
-    return c.get("use_bias") is not None and c.flag("use_bias")
+def _biased(config: Config) -> bool:
+    return config.get("use_bias") is not None and config.flag("use_bias")
 
 
-def _ernie4_5(c: Config) -> Table:
-    return llama_like(c, attention(c, **biases(_biased(c), *QKVO)), _biased(c))
+def _ernie4_5(config: Config) -> Table:
+    return llama_like(config, attention(config, **biases(_biased(config), *QKVO)), _biased(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
 
 
-def _ernie4_5_moe(c: Config) -> Table:
+def _ernie4_5_moe(config: Config) -> Table:
     """Reads ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer of a range.
 
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
-    uncounted_prediction(c)
+    uncounted_prediction(config)
     depth, first_moe, interval = (
-        c.size("num_hidden_layers"),
-        c.count("moe_layer_start_index"),
-        c.size("moe_layer_interval"),
+        config.size("num_hidden_layers"),
+        config.count("moe_layer_start_index"),
+        config.size("moe_layer_interval"),
     )
-    last_moe = depth - 1 if c.get("moe_layer_end_index") == -1 else c.count("moe_layer_end_index")
+    last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
-    return _layers(c, names, c.size("moe_intermediate_size"), {"bias": _biased(c)})
+    return _layers(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
 
 
-def _ernie4_5_vl_moe_text(c: Config) -> Table:
-    widths = [1536, 512] if c.get("moe_intermediate_size") is None else c.sizes("moe_intermediate_size")
+def _ernie4_5_vl_moe_text(config: Config) -> Table:
+    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
-        raise c.wrong(
+        raise config.wrong(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     return _layers(
-        c,
-        dense_or_moe(c, c.size("num_hidden_layers"), 1),
+        config,
+        dense_or_moe(config, config.size("num_hidden_layers"), 1),
         widths[0],
         {},
-        vision_experts={"expert": glu(c, width=widths[1]), "router": CORRECTED},
+        vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},
     )
 
 
-def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
-    norm, bias, shared_count = rmsnorm(c.number("rms_norm_eps")), _biased(c), c.count("moe_num_shared_experts")
+def _layers(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+    norm, bias, shared_count = (
+        rmsnorm(config.number("rms_norm_eps")),
+        _biased(config),
+        config.count("moe_num_shared_experts"),
+    )
     experts = moe(
-        c.size("num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=width),
-        glu(c, bias, width * shared_count) if shared_count else None,
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, bias, width * shared_count) if shared_count else None,
         router=CORRECTED,
         **experts_too,
     )
     block = {
-        "attention": attention(c, **biases(bias, *QKVO)),
-        "feed_forward": glu(c, bias),
+        "attention": attention(config, **biases(bias, *QKVO)),
+        "feed_forward": glu(config, bias),
         "norm": norm,
         "norm_placement": "pre",
     }
     return decoder(
-        c, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+        config, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     )
 
 
@@ -129,8 +133,8 @@ MOE: dict[str, Any] = {
 }
 
 
-def _interval(s: Facts) -> int:
-    moe_layers = s.with_experts()
+def _interval(facts: Facts) -> int:
+    moe_layers = facts.with_experts()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 

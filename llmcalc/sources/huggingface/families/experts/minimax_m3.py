@@ -51,61 +51,66 @@ FIXED = {
 """Fields of the checkpoints whose only supported value is the class's behaviour."""
 
 
-def _minimax_m3(c: Config) -> Table:
-    uncounted_prediction(c)
+def _minimax_m3(config: Config) -> Table:
+    uncounted_prediction(config)
     for name, value in FIXED.items():
-        c.must(name, None, value)
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    table = c.table("sparse_attention_config") if c.has("sparse_attention_config") else {}
-    older_config = Config(table, {}, c.model_type, c.head, f"{c.where}sparse_attention_config.")
+        config.must(name, None, value)
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    table = config.table("sparse_attention_config") if config.has("sparse_attention_config") else {}
+    older_config = Config(table, {}, config.model_type, config.head, f"{config.where}sparse_attention_config.")
     indexer = {
-        field: older_config.size(name) if older_config.has(name) else c.size(field) for field, name in OLDER.items()
+        field: older_config.size(name) if older_config.has(name) else config.size(field)
+        for field, name in OLDER.items()
     }
     default = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
         default = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
-    ranges = listed_kinds(c, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
-    networks = _named_flags(c, "moe_layer_freq", "dense", "moe", depth) if c.has("moe_layer_freq") else ["moe"] * depth
-    networks = listed_kinds(c, "mlp_layer_types", DENSE_OR_MOE, networks)
-    mixer = attention(c, position={**full_rope(c), "rotary_dim": c.size("rotary_dim")}, **qk_norm(norm))
+    ranges = listed_kinds(config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
+    networks = (
+        _named_flags(config, "moe_layer_freq", "dense", "moe", depth)
+        if config.has("moe_layer_freq")
+        else ["moe"] * depth
+    )
+    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, networks)
+    mixer = attention(config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm(norm))
     experts = moe(
-        c.size("num_local_experts", "num_experts"),
-        c.size("num_experts_per_tok"),
-        _swiglu(c, "intermediate_size"),
-        _swiglu(c, "shared_intermediate_size"),
+        config.size("num_local_experts", "num_experts"),
+        config.size("num_experts_per_tok"),
+        _swiglu(config, "intermediate_size"),
+        _swiglu(config, "shared_intermediate_size"),
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
-    dense: Table = {"type": "mlp", **_swiglu(c, "dense_intermediate_size")}
+    dense: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
-        c,
+        config,
         block,
         norm,
         stack=combined_kinds((ranges, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense}})),
     )
 
 
-def _swiglu(c: Config, width: str) -> Table:
+def _swiglu(config: Config, width: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return {"intermediate_size": c.size(width), "hidden_act": "silu", "gated": True}
+    return {"intermediate_size": config.size(width), "hidden_act": "silu", "gated": True}
 
 
-def _named_flags(c: Config, field: str, name_of_zero: str, name_of_one: str, depth: int) -> list[str]:
+def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
-    flags = c.sizes(field)
+    flags = config.sizes(field)
     if len(flags) != depth:
-        raise c.wrong(field, flags, f"{depth} times 0 or 1")
+        raise config.wrong(field, flags, f"{depth} times 0 or 1")
     return [name_of_one if flag else name_of_zero for flag in flags]
 
 
-def _attention_kinds(s: Facts) -> list[str]:
+def _attention_kinds(facts: Facts) -> list[str]:
     """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in s.mixers]
+    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in facts.mixers]
 
 
 def _ratio(field: str) -> Value:
-    return lambda s: getattr(s.named("block_indexer"), field)
+    return lambda facts: getattr(facts.named("block_indexer"), field)
 
 
 OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")

@@ -16,46 +16,46 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _opt(c: Config) -> Table:
-    bias, pre_norm, hidden = c.flag("enable_bias"), c.flag("do_layer_norm_before"), c.size("hidden_size")
-    norm = layernorm(weight=c.flag("layer_norm_elementwise_affine"))
+def _opt(config: Config) -> Table:
+    bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
+    norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = {
-        "attention": full_width_heads(c, **biases(bias, *QKVO)),
-        "feed_forward": plain_ffn(c, "ffn_dim", "activation_function", bias),
+        "attention": full_width_heads(config, **biases(bias, *QKVO)),
+        "feed_forward": plain_ffn(config, "ffn_dim", "activation_function", bias),
         "norm": norm,
         "norm_placement": "pre" if pre_norm else "post",
     }
-    width = c.maybe("word_embed_proj_dim") or hidden
-    final_norm = norm if pre_norm and not c.flag("_remove_final_layer_norm") else None
+    width = config.maybe("word_embed_proj_dim") or hidden
+    final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     factorised: Table = {} if width == hidden else {"embedding_size": width}
-    return decoder(c, block, final_norm, stack={"position": learned_positions(c, 2)}, **factorised)
+    return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **factorised)
 
 
-def _xglm(c: Config) -> Table:
-    c.must("add_cross_attention", False)
-    return _fairseq(c, "ffn_dim", "activation_function", {"type": "sinusoidal"})
+def _xglm(config: Config) -> Table:
+    config.must("add_cross_attention", False)
+    return _fairseq(config, "ffn_dim", "activation_function", {"type": "sinusoidal"})
 
 
-def _biogpt(c: Config) -> Table:
-    return _fairseq(c, "intermediate_size", "hidden_act", learned_positions(c, 2))
+def _biogpt(config: Config) -> Table:
+    return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(c: Config, width: str, act: str, position: Table) -> Table:
+def _fairseq(config: Config, width: str, act: str, position: Table) -> Table:
     norm = layernorm()
     block = {
-        "attention": full_width_heads(c, **biases(True, *QKVO)),
-        "feed_forward": plain_ffn(c, width, act),
+        "attention": full_width_heads(config, **biases(True, *QKVO)),
+        "feed_forward": plain_ffn(config, width, act),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, stack={"position": position})
+    return decoder(config, block, norm, stack={"position": position})
 
 
 NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(s: Facts) -> bool:
-    return s.layers[0].norm_placement == "pre"
+def _pre(facts: Facts) -> bool:
+    return facts.layers[0].norm_placement == "pre"
 
 
 OPT_MODULES: Modules = {

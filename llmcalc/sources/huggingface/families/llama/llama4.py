@@ -20,37 +20,45 @@ if TYPE_CHECKING:
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
-def _llama4_text(c: Config) -> Table:
+def _llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     rope_fields: Table = {"position": mixer.pop("position")}
-    if c.flag("use_qk_norm"):
-        rope_fields |= qk_norm(rmsnorm(c.number("rms_norm_eps"), weight=False), order="after_rope")
-    positions = ["rope" if r else "nope" for r in _rope_flags(c, depth)]
-    ranges = listed_kinds(c, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
-    chunk = {} if c.maybe("attention_chunk_size") is None else {"attention_chunk_size": c.size("attention_chunk_size")}
+    if config.flag("use_qk_norm"):
+        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
+    positions = ["rope" if r else "nope" for r in _rope_flags(config, depth)]
+    ranges = listed_kinds(config, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
+    chunk = (
+        {}
+        if config.maybe("attention_chunk_size") is None
+        else {"attention_chunk_size": config.size("attention_chunk_size")}
+    )
     attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
         f"{a}_{b}": {"attention": {**attention_fields[a], **attention_fields[b]}}
         for a in KINDS.values()
         for b in ("rope", "nope")
     }
-    step = c.size("interleave_moe_layer_step")
-    routed = set(range(step - 1, depth, step) if c.get("moe_layers") is None else c.sizes("moe_layers"))
+    step = config.size("interleave_moe_layer_step")
+    routed = set(range(step - 1, depth, step) if config.get("moe_layers") is None else config.sizes("moe_layers"))
     experts = moe(
-        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c), router={"scoring_func": "sigmoid"}
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config),
+        glu(config),
+        router={"scoring_func": "sigmoid"},
     )
     networks = ["moe" if i in routed else "dense" for i in range(depth)]
     block = {
         "attention": mixer,
-        "feed_forward": glu(c, width=c.size("intermediate_size_mlp")),
+        "feed_forward": glu(config, width=config.size("intermediate_size_mlp")),
         "norm": norm,
         "norm_placement": "pre",
     }
     layer_kinds = [f"{a}_{b}" for a, b in zip(ranges, positions, strict=True)]
     return decoder(
-        c,
+        config,
         block,
         norm,
         stack=combined_kinds(
@@ -59,17 +67,17 @@ def _llama4_text(c: Config) -> Table:
     )
 
 
-def _rope_flags(c: Config, depth: int) -> list[int]:
+def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
-    flags, interval = c.get("no_rope_layers"), c.size("no_rope_layer_interval")
-    ropes = c.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
+    flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
+    ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
     if len(ropes) != depth:
-        raise c.wrong("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
+        raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
     return ropes
 
 
-def _qk_normed(s: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers)
+def _qk_normed(facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in facts.mixers)
 
 
 EVERY_EXPERT = Deviation(

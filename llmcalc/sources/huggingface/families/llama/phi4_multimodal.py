@@ -14,8 +14,8 @@ from ..gpt.phi import PHI3_MODULES
 from .llama import llama_like
 
 
-def _phi4_multimodal(c: Config) -> Table:
-    return llama_like(c, attention(c))
+def _phi4_multimodal(config: Config) -> Table:
+    return llama_like(config, attention(config))
 
 
 FAMILIES = {
