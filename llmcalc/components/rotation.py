@@ -37,9 +37,9 @@ def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
     return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
-def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
     angles = angles_of(positions, dim, theta)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
 def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:

@@ -104,8 +104,8 @@ class Scope:
             if isinstance(item, Scope):
                 yield from item.scopes()
             elif isinstance(item, Alternatives):
-                _, *inner = next(iter(item.branches.values())).scopes()
-                yield from inner
+                _, *inner_scopes = next(iter(item.branches.values())).scopes()
+                yield from inner_scopes
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
         """Yields every step in this scope and below it, in order; of alternatives, only the first branch.

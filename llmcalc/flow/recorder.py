@@ -47,13 +47,13 @@ class Recorder:
         self._whole = False
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
         """Records everything inside as part of the module `name`.
 
-        whole: whether everything inside is counted under its kind. about: fields of its node.
+        whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
         parent, parent_whole = self.here, self._whole
-        self.here = Scope(name, self._node_fields(about))
+        self.here = Scope(name, self._node_fields(node_fields))
         parent.items.append(self.here)
         self._whole = parent_whole or whole
         try:
@@ -72,7 +72,7 @@ class Recorder:
         nth: int | None = None,
         apart: bool = False,
         after: Value | None = None,
-        **more: Any,
+        **arguments: Any,
     ) -> Value:
         """Records a part as a module of that name.
 
@@ -80,12 +80,12 @@ class Recorder:
         apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
         after: a value that stands for the output of the first of the layers that follow: the part runs right after that
             layer, on its input x and this output, and replaces it; None for a part that runs where it is recorded.
-        more: further arguments of its flow.
+        arguments: further arguments of its flow.
         """
         indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **indices) as scope:
             scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
-            output = part.flow(self, x, **more) if after is None else part.flow(self, x, after=after, **more)
+            output = part.flow(self, x, **arguments) if after is None else part.flow(self, x, after=after, **arguments)
             scope.gives = output
             return output
 
@@ -94,12 +94,12 @@ class Recorder:
         x: Value,
         run: Callable[[Value], Value],
         repeat: Number,
-        which: Sequence[int] | None,
+        indices: Sequence[int] | None,
         name: str = "layers",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """Records `repeat` equal layers once; each layer's output is the next layer's input."""
-        with self.scope(name, repeat=repeat, indices=which, **about) as scope:
+        with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
 
@@ -112,7 +112,7 @@ class Recorder:
         *,
         after: Value,
         split: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """Records equal modules once, with an axis for their number. Their outputs are stacked after the value `after`.
 
@@ -120,7 +120,7 @@ class Recorder:
         """
         indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.seen(*x.axes[1:]) if split else x
-        with self.scope(name, repeat=over.size, indices=indices, **about) as scope:
+        with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
             scope.over, scope.reads, scope.slice = over, x, module_input if split else None
             output = scope.gives = run(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
@@ -151,10 +151,10 @@ class Recorder:
         finally:
             self.causal, self.memory, self.memo = outer_state
 
-    def _node_fields(self, about: dict[str, Any]) -> dict[str, Any]:
+    def _node_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
-            about.pop("kind", None)
-        return about
+            fields.pop("kind", None)
+        return fields
 
     def rank_part(self, argument: Any) -> Any:
         """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns the part of one rank."""
@@ -186,9 +186,9 @@ class Recorder:
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
+    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
         """Records one step with one output, and returns the output."""
-        self.record(verb, name, ins, (out,), **what)
+        self.record(verb, name, ins, (out,), **options)
         return out
 
     @contextmanager
@@ -204,17 +204,17 @@ class Recorder:
         """Records a second output of the model beside `result`: predictions that have a loss of their own."""
         self.record("also", "", (value,))
 
-    def hold(self, **named: Value) -> None:
+    def hold(self, **variables: Value) -> None:
         """Names variables of the forward pass. A variable keeps its value until it is reassigned or the module returns.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
-        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=False)
+        self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
-    def hold_outside(self, **named: Value) -> None:
+    def hold_outside(self, **variables: Value) -> None:
         """Names variables of the forward pass of the enclosing module, as `hold` does for the module itself."""
-        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=True)
+        self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
-    def keep(self, **named: Value) -> None:
+    def keep(self, **values: Value) -> None:
         """Names values that the forward pass keeps for all layers, until the pass ends."""
-        self.record("keep", "", tuple(named.values()), names=tuple(named))
+        self.record("keep", "", tuple(values.values()), names=tuple(values))

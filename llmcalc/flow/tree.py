@@ -92,8 +92,8 @@ class Node:
     def only(self, effect: str) -> Node:
         """Returns a copy with only the nodes that may have an effect; its totals of the effect are the same."""
         copies = (child.only(effect) for child in self.children)
-        kept = tuple(copy for copy in copies if copy.children or copy._has(effect))
-        return replace(self, children=kept)
+        children = tuple(copy for copy in copies if copy.children or copy._has(effect))
+        return replace(self, children=children)
 
     def _has(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))

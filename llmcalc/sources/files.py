@@ -210,7 +210,7 @@ EXPECTED = {
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """Describes what is wrong with a value and what was expected. found: one of pydantic's errors."""
+    """Describes what is wrong with a value and what was expected. error: one of pydantic's errors."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
     if kind in EXPECTED:

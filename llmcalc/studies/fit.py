@@ -84,27 +84,27 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     return Fitting(memory, current, batch, seq, changes)
 
 
-def largest(needed: Callable[[int], int], capacity: int, start: int, most: int) -> int:
+def largest(required_bytes: Callable[[int], int], capacity: int, start: int, maximum: int) -> int:
     """Finds the largest number from 1 to `most` that requires at most `capacity` bytes; 0 if there is none.
 
-    needed: number → bytes, which grow with the number.
+    required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.
     """
     excess_of: dict[int, int] = {}
 
     def excess(number: int) -> int:
         if number not in excess_of:
-            excess_of[number] = needed(number) - capacity
+            excess_of[number] = required_bytes(number) - capacity
         return excess_of[number]
 
     if excess(1) > 0:
         return 0
-    low, high = 1, max(2, min(start, most))
-    while excess(min(high, most)) <= 0:
-        low = min(high, most)
-        if low == most:
-            return most
-        high = min(most, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
+    low, high = 1, max(2, min(start, maximum))
+    while excess(min(high, maximum)) <= 0:
+        low = min(high, maximum)
+        if low == maximum:
+            return maximum
+        high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
         number = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))

@@ -154,7 +154,7 @@ CLOSE = 0.01
 """Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
-def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
+def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, maximum: int) -> int:
     """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
@@ -178,7 +178,9 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
 
     replays = 0
     while replays < REPLAYS or fitting[0] == start:
-        candidate = unit * largest(lambda number: needed(unit * number), capacity, max(1, start // unit), most // unit)
+        candidate = unit * largest(
+            lambda number: needed(unit * number), capacity, max(1, start // unit), maximum // unit
+        )
         if candidate <= fitting[0]:
             break
         tensors = tensor_bytes(candidate)

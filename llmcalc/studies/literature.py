@@ -105,9 +105,9 @@ class Verdicts:
 
 def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
     """Compares a shape with the figures of each study."""
-    least, most = kaplan_range()
+    lower, upper = kaplan_range()
     critical = critical_depth(hidden_size)
-    in_range = least <= hidden_size / num_hidden_layers <= most
+    in_range = lower <= hidden_size / num_hidden_layers <= upper
     return Verdicts(in_range, num_hidden_layers > TAY_LAYERS[1], critical, num_hidden_layers > critical)
 
 

@@ -424,17 +424,17 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     """
     step = members.step
     exact = Fraction(tolerance)
-    least, most = budget.value * (1 - exact), budget.value * (1 + exact)
+    lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
 
     def spent(i: int, depth: int) -> Number:
         return budget.spent(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
         shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and spent(i, deepest) >= least
+        return shallowest <= deepest and spent(i, deepest) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(spent(i, _depths(members, i * step)[0]) > most)
+        return bool(spent(i, _depths(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
     narrowest = _bisect(deep_enough, 1, end_step)
@@ -488,13 +488,13 @@ def search(
     return sizes, len(costs)
 
 
-def _spaced_widths(widths: range, most: int) -> list[int]:
+def _spaced_widths(widths: range, limit: int) -> list[int]:
     """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
-    if len(widths) <= most:
+    if len(widths) <= limit:
         return list(widths)
     smallest, step = widths[0], widths.step
-    growth = math.log(widths[-1] / smallest) / (most - 1)
-    indices = (round(smallest * (math.exp(growth * i) - 1) / step) for i in range(most))
+    growth = math.log(widths[-1] / smallest) / (limit - 1)
+    indices = (round(smallest * (math.exp(growth * i) - 1) / step) for i in range(limit))
     return [widths[i] for i in dict.fromkeys(indices)]
 
 

@@ -60,12 +60,12 @@ class AltUp(ResidualStreams):
         return f.part("streams_in", self, x)
 
     def narrowed(self, f: Flow, x: Value) -> Value:
-        return f.part("streams_out", self, x, top=True)
+        return f.part("streams_out", self, x, merge=True)
 
-    def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
-        """Records the split of the embedding into streams, or with `top` their merge after the last layer."""
+    def flow(self, f: Flow, x: Value, merge: bool = False) -> Value:
+        """Records the split of the embedding into streams, or with `merge` their merge after the last layer."""
         hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
-        first_stream, other_inputs = (f.take(x, hidden), f.take(x, other_streams, hidden)) if top else (x, x)
+        first_stream, other_inputs = (f.take(x, hidden), f.take(x, other_streams, hidden)) if merge else (x, x)
         with f.function():
             length = f.root_mean_square(first_stream)
             f.hold(length=length)
@@ -76,8 +76,8 @@ class AltUp(ResidualStreams):
                 f.hold_outside(y=y)
                 return f.div(f.mul(y, length), f.root_mean_square(y))
 
-            x = f.side_by_side("projections", other_streams, other_inputs, projected, after=first_stream, split=top)
-        return f.sum(x, hidden, mean=True) if top else x
+            x = f.side_by_side("projections", other_streams, other_inputs, projected, after=first_stream, split=merge)
+        return f.sum(x, hidden, mean=True) if merge else x
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["streams"](self.altup_num_inputs, context.hidden_size)

@@ -70,20 +70,20 @@ class HyperLayer(WholeLayer):
         """Records the layer. x: all streams."""
         for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            sublayer_input, output_weights, mixed = self._connection(f, f"{name}_connection", x)
-            f.hold(read=sublayer_input, written=output_weights, mixed=mixed)
+            sublayer_input, output_weights, mixed_streams = self._connection(f, f"{name}_connection", x)
+            f.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
             y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
             f.hold(y=y)
-            x = f.add(f.mul(output_weights, y, axes=x.axes), mixed)
+            x = f.add(f.mul(output_weights, y, axes=x.axes), mixed_streams)
             f.hold(x=x)
         return x
 
     def _connection(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
-        mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
-            read_logits, write_logits, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
+            read_logits, write_logits, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixing_axes)))
             f.hold(read=read_logits, written=write_logits)
             summed = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
             output_weights = f.scale(f.act(write_logits, "sigmoid"), self.hc_magnitude)
@@ -186,8 +186,8 @@ def _references() -> dict[str, type[nn.Module]]:
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            mixed: Tensor = matrix.transpose(-1, -2) @ streams
-            return mixed
+            mixed_streams: Tensor = matrix.transpose(-1, -2) @ streams
+            return mixed_streams
 
     class Connection(nn.Module):
         """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
@@ -229,9 +229,9 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed = self.get_submodule(f"{name}_connection")(x)
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(x)
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
-                x = output_weights[..., None] * y[:, :, None] + mixed
+                x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
 
     class HeadReference(nn.Module):

@@ -138,12 +138,12 @@ def _reference() -> type[nn.Module]:
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             blocks = -(-end // spec.index_block_size)
             scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
-            best = scores.unflatten(-1, (blocks, -1)).amax(-1)
+            block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
             block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
-            best = best.masked_fill(
+            block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
-            rank = best.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+            rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
             selected: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
                 ..., :end
             ] & (keys[None] <= positions[:, None])

@@ -110,17 +110,17 @@ class CompressedConvAttention(WindowedMixer):
     def _convolved(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
-        mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        joined = f.cat(q, k, axes=(mixed, dim))
+        all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        joined = f.cat(q, k, axes=(all_heads, dim))
         f.hold(q=q, k=k, joined=joined)
-        f.state("conv_state", mixed, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
+        f.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
         padded = f.padded(joined, t0 + t1 - 2, state="conv_state")
         f.hold(seen=padded)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined = f.conv(
-            "conv_channels", padded, mixed, dim, kernel=t0, groups=joined.width, overlap=t1 - 1, **conv_options
+            "conv_channels", padded, all_heads, dim, kernel=t0, groups=joined.width, overlap=t1 - 1, **conv_options
         )
-        joined = f.conv("conv_heads", joined, mixed, dim, kernel=t1, groups=mixed.size, **conv_options)
+        joined = f.conv("conv_heads", joined, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options)
         f.hold(mixed=joined)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
@@ -214,10 +214,12 @@ def _reference() -> type[nn.Module]:
                 nn.functional.pad(joined, (past_tokens, 0)) if stored is None else torch.cat([stored[0], joined], -1)
             )
             self.conv_state.keep(run, padded[..., padded.shape[-1] - past_tokens :])
-            mixed = self.conv_heads(self.conv_channels(padded)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            convolved = (
+                self.conv_heads(self.conv_channels(padded)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            )
             mean_q = (q + self._repeated(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
-            after_q, after_k = mixed.split([q.shape[2], kv_heads], 2)
+            after_q, after_k = convolved.split([q.shape[2], kv_heads], 2)
             return after_q + mean_q, after_k + mean_k
 
         def _repeated(self, x: Tensor, axis: int) -> Tensor:

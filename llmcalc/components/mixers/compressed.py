@@ -358,10 +358,10 @@ def _reference() -> type[nn.Module]:
             q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            best = (
+            ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
-            selected: Tensor = best[..., : self.topk]
+            selected: Tensor = ranked_entries[..., : self.topk]
             return selected
 
     class Core(nn.Module):
@@ -401,8 +401,8 @@ def _reference() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, run: Run, back: bool = False) -> Tensor:
-            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, back)
+        def _rotate(self, x: Tensor, run: Run, inverse: bool = False) -> Tensor:
+            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse)
 
         def _entries(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
@@ -442,7 +442,7 @@ def _reference() -> type[nn.Module]:
             out = self.core(q, k, shares[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, shares[..., keys:])
-            out = self._rotate(out, run, back=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+            out = self._rotate(out, run, inverse=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 

@@ -158,8 +158,8 @@ def _reference() -> type[nn.Module]:
             rounded = mask.round(
                 decimals=4
             )  # repeated tokens have equal values up to rounding: of equal keys, the first are selected
-            best = rounded.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
-            return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
+            strongest = rounded.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
+            return torch.full_like(mask, float("-inf")).scatter(-1, strongest, mask.gather(-1, strongest))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]

@@ -111,8 +111,8 @@ def _reference() -> type[nn.Module]:
             k, weights = self._rotated(self.k_norm(self.k_proj(x)), run), self.weights_proj(x)
             (k,) = self.cache(run, k)
             scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
-            best = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            selected: Tensor = best[..., : spec.index_topk]
+            ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            selected: Tensor = ranked_tokens[..., : spec.index_topk]
             return selected
 
     return IndexerReference

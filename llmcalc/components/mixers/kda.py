@@ -84,11 +84,11 @@ class KimiDeltaAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
         all_heads: Shape = (heads, dim)
-        kernel, mixed = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
-        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(mixed,))
-        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        kernel, qkv_axes = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
+        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,))
+        u = f.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *qkv_axes.parts)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         inputs, node_fields = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
@@ -103,11 +103,11 @@ class KimiDeltaAttention(TokenMixer):
     def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
         heads, *_ = all_heads
-        speed = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
+        decay_logits = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
         rate = f.act(f.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
-            return f.mul(f.act(speed, "softplus"), rate)
-        return f.act(f.mul(speed, rate), "sigmoid")
+            return f.mul(f.act(decay_logits, "softplus"), rate)
+        return f.act(f.mul(decay_logits, rate), "sigmoid")
 
     def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
@@ -176,12 +176,14 @@ def _reference() -> type[nn.Module]:
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
-            speed, rate = (
+            decay_logits, rate = (
                 self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],
             )
             decay: Tensor = (
-                -rate * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (rate * speed).sigmoid()
+                -rate * F.softplus(decay_logits)
+                if self.lower_bound is None
+                else self.lower_bound * (rate * decay_logits).sigmoid()
             )
             return decay
 

@@ -219,16 +219,16 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
-            inner, gate = self.in_proj(x).chunk(2, -1)
-            inner = activate(spec.hidden_act, self.conv1d(inner.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            u, gate = self.in_proj(x).chunk(2, -1)
+            u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            step, b, c = self.x_proj(inner).unflatten(-1, (heads, -1)).split(widths, -1)
+            step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
             stored = self.ssm_state.held(run)
             y, last_state = self.scan(
-                inner, step, b.repeat_interleave(inner.shape[-1] // heads, 2), c, None if stored is None else stored[0]
+                u, step, b.repeat_interleave(u.shape[-1] // heads, 2), c, None if stored is None else stored[0]
             )
             self.ssm_state.keep(run, last_state)
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))

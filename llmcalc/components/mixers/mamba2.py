@@ -96,14 +96,17 @@ class Mamba2(TokenMixer):
         )
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner: Shape = (heads, dim)
-        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
+        conv_channels = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, step = f.split(
-            f.linear("in_proj", x, Beside((inner, (mixed,), (heads,))), bias=self.use_bias), inner, (mixed,), (heads,)
+            f.linear("in_proj", x, Beside((inner, (conv_channels,), (heads,))), bias=self.use_bias),
+            inner,
+            (conv_channels,),
+            (heads,),
         )
         biased = self.use_conv_bias
-        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
-        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
-        u, b, c = f.split(f.act(u, self.hidden_act), *mixed.parts)
+        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
+        u, b, c = f.split(f.act(u, self.hidden_act), *conv_channels.parts)
         scan_inputs = u, step, f.repeat(b, heads), f.repeat(c, heads)
         sizes = step.width, self.head_dim, self.state_size, x.rows
         y = f.alternatives(
@@ -247,9 +250,11 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec = self.spec
             inner, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, mixed, step = self.in_proj(x).split([inner, inner + 2 * group_width, spec.num_heads], -1)
-            mixed = activate(spec.hidden_act, self.conv1d(mixed.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
-            x, b, c = mixed.split([inner, group_width, group_width], -1)
+            gate, convolved, step = self.in_proj(x).split([inner, inner + 2 * group_width, spec.num_heads], -1)
+            convolved = activate(
+                spec.hidden_act, self.conv1d(convolved.transpose(1, 2), run, self.conv_state)
+            ).transpose(1, 2)
+            x, b, c = convolved.split([inner, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
             stored = self.ssm_state.held(run)

@@ -115,8 +115,10 @@ def _reference() -> type[nn.Module]:
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
                 step, size = (self._chunk, self.chunk) if tokens - start >= self.chunk else (self._token, 1)
-                part = slice(start, start + size)
-                h, state = step(q[:, :, part], k[:, :, part], v[:, :, part], i[:, :, part], log_f[:, :, part], state)
+                chunk = slice(start, start + size)
+                h, state = step(
+                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
+                )
                 out.append(h)
                 start += size
             return torch.cat(out, 2), state

@@ -66,8 +66,8 @@ class RGLRU(TokenMixer):
         u = f.linear("linear_x", x, width, bias=True)
         u = f.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
         f.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        speed = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
-        log_decay = f.mul(speed, f.act(f.vector("recurrent_param", width), "softplus"))
+        recurrence_gate = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        log_decay = f.mul(recurrence_gate, f.act(f.vector("recurrent_param", width), "softplus"))
         input_scale = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
         states = f.scan("rglru", f.act(log_decay, "exp"), f.mul(gated_input, input_scale), axes=(width,))
@@ -99,9 +99,9 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, blocks: int, width: int) -> None:
             super().__init__()
-            part = width // blocks
-            self.weight = nn.Parameter(torch.randn(blocks, part, part) * part**-0.5)
-            self.bias = nn.Parameter(torch.zeros(blocks, part))
+            block_width = width // blocks
+            self.weight = nn.Parameter(torch.randn(blocks, block_width, block_width) * block_width**-0.5)
+            self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
             parts = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)

@@ -30,10 +30,10 @@ else:
 SOURCE = "Peng et al. 2023, §3"
 
 
-def _token_shift(f: Flow, x: Value, previous: Value, name: str) -> Value:
+def _token_shift(f: Flow, x: Value, previous_token: Value, name: str) -> Value:
     """RWKV's token shift: interpolates between the token and the previous one, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
-    return f.add(f.mul(x, share), f.mul(previous, f.complement(share)))
+    return f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
 
 
 class RwkvTimeMix(TokenMixer):
@@ -133,8 +133,8 @@ def _references() -> dict[str, type[nn.Module]]:
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
 
-    def token_shift(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
-        return x * share + previous * (1 - share)
+    def token_shift(x: Tensor, previous_token: Tensor, share: Tensor) -> Tensor:
+        return x * share + previous_token * (1 - share)
 
     class TimeMixReference(nn.Module):
         """RWKV-4's time mixing. x: [batch, tokens, hidden] → same shape."""
@@ -179,9 +179,9 @@ def _references() -> dict[str, type[nn.Module]]:
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous = shifted(x, run, self.shift_state)
+            previous_tokens = shifted(x, run, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(token_shift(x, previous, getattr(self, f"time_mix_{name}").weight))
+                self.get_submodule(name)(token_shift(x, previous_tokens, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
             out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
@@ -202,9 +202,9 @@ def _references() -> dict[str, type[nn.Module]]:
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous = shifted(x, run, self.shift_state)
-            squared = self.key(token_shift(x, previous, self.time_mix_key.weight)).relu().square()
-            gate = self.receptance(token_shift(x, previous, self.time_mix_receptance.weight)).sigmoid()
+            previous_tokens = shifted(x, run, self.shift_state)
+            squared = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
+            gate = self.receptance(token_shift(x, previous_tokens, self.time_mix_receptance.weight)).sigmoid()
             out: Tensor = gate * self.value(squared)
             return out
 

@@ -119,12 +119,12 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            mixed = (
+            convolved = (
                 self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
                 if self.grid
                 else self.conv(b * u, run, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * mixed).transpose(1, 2))
+            out: Tensor = self.out_proj((c * convolved).transpose(1, 2))
             return out
 
     return ShortConvReference

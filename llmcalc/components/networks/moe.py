@@ -462,11 +462,11 @@ def _routed_class() -> type[nn.Module]:
 
         def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
             super().__init__()
-            inner, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
+            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
             if expert.gated:
-                self.gate_proj = ExpertMap(count, width, inner, expert.gate_bias)
-            self.up_proj = ExpertMap(count, width, inner, expert.up_bias)
-            self.down_proj = ExpertMap(count, inner, width, expert.down_bias)
+                self.gate_proj = ExpertMap(count, width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(count, width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(count, ffn_width, width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 

@@ -269,12 +269,14 @@ def _reference() -> type[nn.Module]:
                 self.r_proj = nn.Linear(width, width, bias=False)
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
-        def _distances(self, frames: int, width: int, like: Tensor) -> Tensor:
+        def _distances(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
             """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
-            positions = torch.arange(frames, device=like.device)
-            scales = torch.exp(torch.arange(width // 2, device=like.device) * (-math.log(1e4) / max(width // 2 - 1, 1)))
+            positions = torch.arange(frames, device=reference_tensor.device)
+            scales = torch.exp(
+                torch.arange(width // 2, device=reference_tensor.device) * (-math.log(1e4) / max(width // 2 - 1, 1))
+            )
             angles = (positions[:, None] - positions[None, :])[..., None] * scales
-            return torch.cat([angles.sin(), angles.cos()], -1).to(like.dtype)
+            return torch.cat([angles.sin(), angles.cos()], -1).to(reference_tensor.dtype)
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
@@ -294,8 +296,8 @@ def _reference() -> type[nn.Module]:
                 positions = torch.arange(frames, device=x.device)
                 distance = positions[:, None] - positions[None, :]
                 scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
-            mixed = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(mixed.transpose(1, 2).flatten(2))
+            attended = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            out: Tensor = self.get_submodule("o_proj")(attended.transpose(1, 2).flatten(2))
             return out
 
     class Convolution(nn.Module):
@@ -373,11 +375,11 @@ def _reference() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _bias(self, frames: int, like: Tensor) -> Tensor | None:
+        def _bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
             """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_table = torch.arange(frames, device=like.device), self.buckets // 2
+            positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
             offset = (positions[None, :] - positions[:, None]).clamp(-half_table, max(self.buckets - half_table - 1, 0))
             table: Tensor = self.relative_bias(offset + half_table)
             return table.permute(2, 0, 1)

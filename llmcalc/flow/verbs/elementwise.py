@@ -108,10 +108,10 @@ class ElementwiseVerbs(Recorder):
         """Expands x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.seen(over, *x.axes))
 
-    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
+    def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Concatenates values along the axes; with `rows`, along the rows."""
-        cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
-        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
+        cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
+        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Merges neighbouring rows: concatenates them under further axes, or averages them."""

@@ -27,16 +27,16 @@ class EntryVerbs(Recorder):
         """The mean over the rows of each window, weighted elementwise with a softmax of the gate."""
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
-    def with_rest(self, *rows: Value) -> tuple[Value, ...]:
+    def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
         """Prepends the rows of earlier passes that do not fill an entry yet."""
-        output = tuple(value.seen(*value.axes) for value in rows)
-        self.record("with_rest", "", rows, output)
+        output = tuple(value.seen(*value.axes) for value in row_values)
+        self.record("with_rest", "", row_values, output)
         return output
 
-    def keep_entries(self, op: Op, entries: Value, *rest: Value) -> Value:
+    def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
         """Caches entries, and the rows that do not fill an entry yet. Returns all entries so far."""
         output = entries.seen(*entries.axes)
-        self.record("keep_entries", "cache", (entries, *rest), (output,), op=op)
+        self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
@@ -58,15 +58,15 @@ class EntryVerbs(Recorder):
         """Records the mask of keys that each query may attend to; equal layers share it."""
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
-    def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
+    def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
         """Caches the given values per row for later passes. Returns them with the cached rows included."""
-        width = kept[0].width
-        for value in kept[1:]:
+        width = values[0].width
+        for value in values[1:]:
             width = width + value.width
-        cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in kept)
-        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in kept)
-        op = ops.KVCache(width, kind, limit, kept[0].rows, parts)
-        self.record("cache", name, kept, cached, op=op, limit=limit)
+        cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
+        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
+        op = ops.KVCache(width, kind, limit, values[0].rows, parts)
+        self.record("cache", name, values, cached, op=op, limit=limit)
         return cached
 
     def state(

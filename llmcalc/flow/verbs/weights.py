@@ -36,7 +36,7 @@ class WeightVerbs(Recorder):
         rows: Rows | None = None,
         counted: Rows | None = None,
         lent: str = "",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A linear layer, y = x·Wᵀ + b.
 
@@ -52,7 +52,7 @@ class WeightVerbs(Recorder):
         op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
         output = Value(output_rows, out)
-        return self.step("linear", name, (x,), output, op=op, weight=weight, about=about, bias=bias, lent=lent)
+        return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent)
 
     def again(self, x: Value, like: Value, bias: bool = False) -> Value:
         """Applies the linear layer that computed `like` to another value; the first step counts both."""
@@ -71,11 +71,13 @@ class WeightVerbs(Recorder):
         op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
         return self.step("absorb", name, (x,), output, op=op, weight=weight)
 
-    def blocks(self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **about: Any) -> Value:
+    def blocks(
+        self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
+    ) -> Value:
         """A block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
-        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, bias=bias)
+        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
 
     def experts(
         self,
@@ -86,7 +88,7 @@ class WeightVerbs(Recorder):
         *out: Axis | Beside,
         bias: bool = False,
         identities: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """Sends each token through the linear layers of its `top_k` experts; x has `top_k` routed rows per token.
 
@@ -96,7 +98,7 @@ class WeightVerbs(Recorder):
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **options)
+        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """A separate linear layer per group: each maps its equal slice of x. Every row passes through all groups."""
@@ -106,7 +108,7 @@ class WeightVerbs(Recorder):
         return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
-        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **about: Any
+        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **node_fields: Any
     ) -> tuple[Value, Weight]:
         """An embedding look-up for each of the rows `of`. Returns also the weight, which another step may be tied to.
 
@@ -116,12 +118,12 @@ class WeightVerbs(Recorder):
         """
         weight = Weight(name, dim, (rows,))
         op = ops.Embedding(rows.size, self.n(dim))
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about, by=by), weight
+        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **about: Any) -> Weight:
+    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
         """A table that only other steps read. Returns its weight."""
         weight = Weight(name, dim, (rows,))
-        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, about)
+        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -137,7 +139,7 @@ class WeightVerbs(Recorder):
         over: Shape | None = None,
         heads: Axis | None = None,
         groups: Axis | None = None,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A norm: x divided by its root mean square or its standard deviation, times a weight, plus a bias.
 
@@ -150,7 +152,7 @@ class WeightVerbs(Recorder):
         width = x.width if weight_axes is x.axes else self.n(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         return self.step(
-            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
+            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
         )
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
@@ -170,7 +172,7 @@ class WeightVerbs(Recorder):
         overlap: Number = 0,
         rows: Rows | None = None,
         state: str = "",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A convolution along the rows.
 
@@ -182,7 +184,7 @@ class WeightVerbs(Recorder):
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
         weight = Weight(name, out, x.axes)
         output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
-        return self.step("conv", name, (x,), output, op=op, weight=weight, about=about, **options)
+        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
 
     def vector(
         self,
@@ -191,14 +193,14 @@ class WeightVerbs(Recorder):
         heads: Axis | None = None,
         many: Number = None,
         frozen: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A parameter that is added or multiplied elementwise.
 
         heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, many, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
+        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, more: Number, state: str) -> Value:
         """Pads x with `more` rows before the first: zeros, or rows of an earlier pass.
@@ -221,10 +223,10 @@ class WeightVerbs(Recorder):
         """
         return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
 
-    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **about: Any) -> Value:
+    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """A buffer that is stored in the checkpoint and not trained. indices: whether it holds integers."""
         value = Value(ONCE, axes, fixed=True)
-        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about, indices=indices)
+        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 
 
 def _rows_padded(rows: Rows, more: Number) -> Rows:

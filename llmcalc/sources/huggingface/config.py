@@ -239,8 +239,8 @@ class Config:
         """Returns an error that names the field, its value and the expected value."""
         alias = self.aliases.get(name, name)
         name = self._winning_name((name, alias)) or alias
-        stated = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.where}{name}: {stated}; expected {expected}")
+        problem = "missing" if value is None and name not in self.data else in_json(value)
+        return InputError(f"{self.where}{name}: {problem}; expected {expected}")
 
     def close(self, ignored: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.

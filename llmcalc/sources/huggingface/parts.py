@@ -305,18 +305,20 @@ def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: lis
 
     Raises `InputError` unless the list has one kind per layer, as configuration classes do.
     """
-    stated = config.get(field)
-    if stated is None:
+    field_value = config.get(field)
+    if field_value is None:
         return default
     names = [kinds.get(name, "") for name in config.texts(field)]
     if "" in names or len(names) != len(default):
-        raise config.wrong(field, stated, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default))
+        raise config.wrong(
+            field, field_value, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default)
+        )
     return names
 
 
-def length_hint(stated: Sequence[object], expected: Sequence[object]) -> str:
+def length_hint(values: Sequence[object], expected: Sequence[object]) -> str:
     """Returns ` (the list has …)` for the message about a list of another length; empty if the lengths are equal."""
-    return "" if len(stated) == len(expected) else f" (the list has {len(stated)})"
+    return "" if len(values) == len(expected) else f" (the list has {len(values)})"
 
 
 def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:

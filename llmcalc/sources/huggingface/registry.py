@@ -71,22 +71,26 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    name, stated = architecture_of(data), data.get("model_type")
+    name, model_type = architecture_of(data), data.get("model_type")
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
-    if stated is None or stated == "":
+    if model_type is None or model_type == "":
         return {**data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
         ]
-    if isinstance(stated, str) and stated != kind and stated in family_of(kind).published_as:
+    if isinstance(model_type, str) and model_type != kind and model_type in family_of(kind).published_as:
         return {**data, "model_type": kind}, [
-            f"model_type: '{stated}'; read as '{kind}', for architectures names {name}"
+            f"model_type: '{model_type}'; read as '{kind}', for architectures names {name}"
         ]
-    if isinstance(stated, str) and usual_name(stated) in FILE_OF and _reads_differently(data, usual_name(stated), kind):
+    if (
+        isinstance(model_type, str)
+        and usual_name(model_type) in FILE_OF
+        and _reads_differently(data, usual_name(model_type), kind)
+    ):
         raise InputError(
-            f"architectures: {name} is a class of '{kind}', but model_type says '{stated}', and these are two models; "
-            "expected fields that name one"
+            f"architectures: {name} is a class of '{kind}', but model_type says '{model_type}', and these are two "
+            "models; expected fields that name one"
         )
     return data, []
 

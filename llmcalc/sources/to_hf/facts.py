@@ -171,9 +171,9 @@ class Facts:
     def head_dim(self) -> int:
         """The size of a query head, of the first layer if layers differ."""
         mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
-        stated: int | None = getattr(mixer, "head_dim", None)
+        head_dim: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
-        return width if stated is None else stated
+        return width if head_dim is None else head_dim
 
     @property
     def rotary_size(self) -> int:

@@ -40,12 +40,12 @@ def _act(facts: Facts) -> str:
 def _kv_heads(facts: Facts) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
     mixer = facts.find(Attention) if any(isinstance(m, Attention) for m in facts.mixers) else None
-    stated = (
+    kv_heads = (
         facts.named("num_key_value_heads")
         if mixer is None and not _latent(facts)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = stated or facts.named("num_attention_heads")
+    heads: int = kv_heads or facts.named("num_attention_heads")
     return heads
 
 

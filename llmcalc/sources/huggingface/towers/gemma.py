@@ -76,14 +76,14 @@ def _conformer(
 
 def _pair(config: Config, name: str) -> list[int]:
     """Reads two positive integers."""
-    stated = config.get(name)
+    pair = config.get(name)
     if (
-        not isinstance(stated, list | tuple)
-        or len(stated) != 2
-        or any(type(n) is not int or not 0 < n <= LARGEST for n in stated)
+        not isinstance(pair, list | tuple)
+        or len(pair) != 2
+        or any(type(n) is not int or not 0 < n <= LARGEST for n in pair)
     ):
-        raise config.wrong(name, stated, "two positive whole numbers")
-    return list(stated)
+        raise config.wrong(name, pair, "two positive whole numbers")
+    return list(pair)
 
 
 def _gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
@@ -191,10 +191,10 @@ def _gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 def _pairs(config: Config, name: str) -> list[list[int]]:
     """Reads two pairs of sizes, each of time and frequency."""
-    stated = config.get(name)
-    if not isinstance(stated, list | tuple) or len(stated) != 2:
-        raise config.wrong(name, stated, "two pairs of positive whole numbers")
-    return [_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in stated]
+    pairs = config.get(name)
+    if not isinstance(pairs, list | tuple) or len(pairs) != 2:
+        raise config.wrong(name, pairs, "two pairs of positive whole numbers")
+    return [_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
 
 
 GEMMA4_VISION: Table = {

@@ -89,15 +89,15 @@ def _internvl(wrapper: Config, config: Config, width: int) -> Table:
 
 def _square_size(config: Config, name: str) -> int:
     """Reads a size that is one number, or two equal ones."""
-    stated = config.get(name)
+    size = config.get(name)
     if (
-        isinstance(stated, list | tuple)
-        and len(stated) == 2
-        and stated[0] == stated[1]
-        and type(stated[0]) is int
-        and stated[0] > 0
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and size[0] == size[1]
+        and type(size[0]) is int
+        and size[0] > 0
     ):
-        return stated[0]
+        return size[0]
     return config.size(name)
 
 

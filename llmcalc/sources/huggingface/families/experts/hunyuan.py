@@ -78,10 +78,10 @@ def _hunyuan_vl_text(config: Config) -> Table:
 
 def _values_per_layer(config: Config, name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
-    depth, stated = config.size("num_hidden_layers"), config.get(name)
-    values = stated if isinstance(stated, list) else [config.size(name)] * depth
+    depth, field_value = config.size("num_hidden_layers"), config.get(name)
+    values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
     if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
-        raise config.wrong(name, stated, f"a positive whole number, or {depth} of them")
+        raise config.wrong(name, field_value, f"a positive whole number, or {depth} of them")
     return values[:depth]
 
 

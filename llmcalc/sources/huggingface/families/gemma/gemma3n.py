@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 def _widths(config: Config, depth: int) -> list[int]:
     """Returns the FFN width of each layer."""
-    stated = config.get("intermediate_size")
-    if not isinstance(stated, list):
+    field_value = config.get("intermediate_size")
+    if not isinstance(field_value, list):
         return [config.size("intermediate_size")] * depth
     widths = config.sizes("intermediate_size")
     if len(widths) != depth or 0 in widths:
-        raise config.wrong("intermediate_size", stated, f"one width, or {depth} of them")
+        raise config.wrong("intermediate_size", field_value, f"one width, or {depth} of them")
     return widths
 
 

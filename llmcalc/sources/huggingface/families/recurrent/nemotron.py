@@ -58,12 +58,12 @@ def _nemotron(config: Config) -> Table:
 def _layers(config: Config) -> list[str]:
     """Returns the kind of each layer, from a list or from letters; their number is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
-    stated: Any = config.get(field)
-    letters = list(stated) if isinstance(stated, str) else config.texts(field)
+    pattern: Any = config.get(field)
+    letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
     names = [KINDS.get(name, "") for name in letters]
     if not names or "" in names:
         raise config.wrong(
-            field, stated, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
+            field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
         )
     return names
 
