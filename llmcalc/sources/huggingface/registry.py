@@ -318,16 +318,16 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     config = config_of(data, kind, family, head or head_of(wrapper_config), location)
     model = family.read(config)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
-    uncounted = {name: said for record in flat for name, said in record.uncounted.items()}
+    uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
     config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
     uncounted_notes = [
-        f"{name}: {said.format(shown(data[name]))}" for name, said in uncounted.items() if data.get(name)
+        f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]
     notes = [*config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
-        towers, said = read_towers(wrapper, family_of(wrapper).tower_file, wrapper_config, model["hidden_size"])
+        towers, tower_notes = read_towers(wrapper, family_of(wrapper).tower_file, wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
-        notes += said
+        notes += tower_notes
     return Reading(model, notes, kind, config.unknown, config.from_defaults)
