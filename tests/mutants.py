@@ -34,13 +34,15 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # the arithmetic of one op
     Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
-    Mutant("ops/linear.py", "2 * add(rows, graded) * self.n_in", "2 * add(rows, rows) * self.n_in"),
-    Mutant("ops/linear.py", "return self.top_k * self.one()", "return self.num_experts * self.one()"),
-    Mutant("ops/attention.py", 'scores = 3 if s.attention == "flash" else 2', "scores = 2"),
+    Mutant("ops/linear.py", "2 * add(rows, gradient_rows) * self.n_in", "2 * add(rows, rows) * self.n_in"),
+    Mutant(
+        "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
+    ),
+    Mutant("ops/attention.py", 'scores = 3 if run.attention == "flash" else 2', "scores = 2"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
-    Mutant("components/networks/feed_forward.py", "x, inner, bias=self.up_bias)) if", "x, inner)) if"),
+    Mutant("components/networks/feed_forward.py", "x, ffn, bias=self.up_bias)) if", "x, inner)) if"),
     Mutant("components/mixers/attention.py", 'x, (heads, dim), self.k_bias,', 'x, (heads, dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
@@ -56,8 +58,16 @@ MUTANTS = (
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
     Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
-    Mutant("sources/huggingface/families/deepseek/deepseek.py", "width * shared) if shared", "width) if shared"),
-    Mutant("sources/huggingface/parts.py", "part = share if part is None else part", "part = share"),
+    Mutant(
+        "sources/huggingface/families/deepseek/deepseek.py",
+        "width * shared_count) if shared_count",
+        "width) if shared_count",
+    ),
+    Mutant(
+        "sources/huggingface/parts.py",
+        "rotary_share = share if rotary_share is None else rotary_share",
+        "rotary_share = share",
+    ),
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),
     # the simulator

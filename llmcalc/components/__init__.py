@@ -1,5 +1,6 @@
-"""The parts of an architecture, one file each: spec, flow and reference. `choices` lists them: a new part is a new file
-and a line there.
+"""The parts of an architecture, one file each: spec, flow and reference.
+
+`choices` lists them: a new part is a new file and a line there.
 
 A part may be changed without reading other parts: the contract tests compare its flow with its own reference.
 """

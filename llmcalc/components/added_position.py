@@ -77,7 +77,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class LearnedReference(nn.Embedding):
-        """positions: [tokens] → [tokens, hidden]."""
+        """Looks up learned positions. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, spec: Learned, hidden_size: int) -> None:
             super().__init__(spec.max_position_embeddings + spec.offset, hidden_size)
@@ -87,7 +87,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return super().forward(positions + self.offset)
 
     class SinusoidalReference(nn.Module):
-        """positions: [tokens] → [tokens, hidden]."""
+        """Computes sinusoids of the positions. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, hidden_size: int) -> None:
             super().__init__()

@@ -35,8 +35,8 @@ class Symbol:
     letter: str
 
 
-def size_named(letter: str, least: int = 1) -> Any:
-    return Annotated[int, Field(ge=least, le=LARGEST, strict=True), Symbol(letter)]
+def size_named(letter: str, minimum: int = 1) -> Any:
+    return Annotated[int, Field(ge=minimum, le=LARGEST, strict=True), Symbol(letter)]
 
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Part(Record):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a part needs to know about the model around it.
+    """The properties of the surrounding model that a part's reference needs.
 
     hidden_size: the width of the residual stream.
     causal: whether attention is causal, true by default.
@@ -172,23 +172,23 @@ class Component(Part):
     else:
 
         def flow(self, f: Flow, x: Value) -> Value:
-            """Records the operations that compute its output from x, under the names of the reference's submodules."""
+            """Records the operations that compute the part's output from x, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
         def reference(self, context: Context) -> nn.Module:
-            """A runnable PyTorch module, built from the fields alone. Imports torch."""
+            """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that it needs: field of the stack → required values of that part's fields."""
+        """The parts of the stack that this part needs: field of the stack → required field values."""
         return {}
 
     def borrows(self) -> str:
-        """The field that makes it depend on another layer or on the model around its layer; empty where none does."""
+        """The field that makes the part depend on another layer or the surrounding model; empty without one."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
-        """Its short name in a heading: `GQA 32/8 × 128`, `SwiGLU 14336`."""
+        """The part's short name in a heading: `GQA 32/8 × 128`, `SwiGLU 14336`."""
         return str(getattr(self, "type", ""))
 
     @classmethod
@@ -244,11 +244,11 @@ class Standing:
 
 
 class Unscalable(ValueError):
-    """Raised where a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
+    """Raised if a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
 class AttentionFields(Protocol):
-    """The fields of attention that the parts inside it may check."""
+    """The fields of attention that a part inside it may check."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -263,7 +263,7 @@ class AttentionFields(Protocol):
 
 
 class AttentionPosition(Part):
-    """A position encoding inside attention, on queries and keys or on scores.
+    """A position encoding inside attention, applied to queries and keys or to scores.
 
     sides: the stacks whose attention may use it (class attribute).
     by_distance: whether queries and keys must be of one sequence (class attribute).
@@ -276,20 +276,22 @@ class AttentionPosition(Part):
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` where it does not fit the fields of that attention."""
+        """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
     def check_place(self, place: Standing, head_dim: int) -> None:
-        """Raises `ValueError` where attention in that place, with heads of that size, cannot use it."""
+        """Raises `ValueError` if attention in that place, with heads of that size, cannot use the encoding."""
         if place.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
-            directions, side = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
-            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
+            directions, expected = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            raise ValueError(
+                f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {expected}"
+            )
 
     def check_heads(self, sizes: HeadSizes) -> None:
-        """Raises `Unscalable` where it does not fit attention with these heads."""
+        """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that it needs, as in `TokenMixer.requires`."""
+        """The parts of the stack that the encoding needs, as in `TokenMixer.requires`."""
         return {}
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
@@ -301,7 +303,7 @@ class AttentionPosition(Part):
 
 
 class TokenMixer(Component):
-    """A part that mixes information between tokens, with the questions that other code may ask of every such part.
+    """The base class of token mixers: parts that mix information between tokens.
 
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
     uncounted: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty where it has
@@ -313,15 +315,15 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
 
     def heads(self, width: Any) -> HeadSizes | None:
-        """Its heads in a layer of that width; None where it has no heads."""
+        """The mixer's heads in a layer of that width; None for a mixer without heads."""
         return None
 
     def trait(self) -> str:
-        """One word that distinguishes it from the mixers of other layers: `sliding`, `full`, `mamba2`."""
+        """A word that distinguishes the mixer from those of other layers: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def reach(self) -> tuple[int, ...]:
-        """The sequence lengths beyond which its cost formula changes: windows, chunks, selections."""
+        """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
         return ()
 
     def window(self) -> int | None:
@@ -329,19 +331,19 @@ class TokenMixer(Component):
         return None
 
     def score_position(self) -> AttentionPosition | None:
-        """The position encoding in its scores; None where it has none."""
+        """The position encoding in the mixer's scores; None without one."""
         return None
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The same part with `number` key and value heads, all of them cached; unchanged where it has no such heads."""
+        """The mixer with `number` key and value heads, all of them cached; unchanged without such heads."""
         return self
 
     def without_window(self) -> Self:
-        """The same part without a sliding window or chunks: every token attends to all earlier tokens."""
+        """The mixer without a sliding window or chunks: every token attends to all earlier tokens."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        """The same part with other heads.
+        """The mixer with other heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
@@ -350,28 +352,28 @@ class TokenMixer(Component):
         raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
     def takes_bias(self) -> ScoreBias | None:
-        """The bias that a stack's relative_bias can add to its scores; None where it accepts none."""
+        """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
         return None
 
     def share_bias(self, f: Flow, x: Value) -> None:
-        """Records what all layers of a stack add to their scores, before the first of them.
+        """Records the bias that all layers of a stack add to their scores, before the first layer.
 
         x: the input of the first layer.
         """
 
     def attends_like(self) -> tuple[Any, ...] | None:
-        """A key: mixers with equal keys can share results (`borrows`); None where the mixer cannot share."""
+        """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
         return None
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot be used in that place."""
+        """Raises `ValueError` if the mixer cannot be used in that place."""
         if place.side not in self.sides:
             kind = type(self).model_fields["type"].default
             raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class LayerParts(Protocol):
-    """What a part of a stack may ask of one of its layers."""
+    """The interface of a layer that a part of the stack may use."""
 
     @property
     def attention(self) -> Part: ...
@@ -383,14 +385,14 @@ class StackPart(Component):
     """A part that a stack has once: below its layers, above them or beside them."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises `ValueError` where it does not fit these layers. layers: kind of layer, as in `pattern` → layer."""
+        """Raises `ValueError` if the part does not fit these layers. layers: kind, as in `pattern` → layer."""
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot be used in a stack of that width and side."""
+        """Raises `ValueError` if a stack of that width and side cannot have the part."""
 
 
 class Network(Component):
-    """A part that works on each token separately, with the questions that other code may ask of every such part.
+    """The base class of networks: parts that process each token separately.
 
     mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
     """
@@ -399,15 +401,15 @@ class Network(Component):
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
-        """The number of hidden units (d_ff) that one token passes through."""
+        """The number of hidden units (d_ff) that a token passes through."""
         return None
 
     def activation(self) -> str:
-        """The name papers use for its activation: `SwiGLU`, `GELU`; empty where it has none."""
+        """The name papers use for the network's activation: `SwiGLU`, `GELU`; empty without one."""
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The same part with `change` applied to every width of its feed-forward networks.
+        """The network with `change` applied to every width of its feed-forward networks.
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
@@ -416,11 +418,11 @@ class Network(Component):
 
 
 class Nothing(Part):
-    """`{ type = "none" }`, for a layer without this part: it must be written out, so that no part is forgotten."""
+    """`{ type = "none" }`: an absent part. A layer must say so explicitly, so that no part is forgotten."""
 
     type: Literal["none"] = "none"
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` outside a decoder, where a layer must have a token mixer."""
+        """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
         if place.side != "decoder":
             raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")

@@ -1,4 +1,4 @@
-"""A field that accepts one of several parts, told apart by `type`. The file of a part is imported on first use.
+"""A field that accepts one of several parts, distinguished by `type`. The file of a part is imported on first use.
 
 So counting a Llama imports no state-space model.
 """
@@ -41,13 +41,13 @@ class PartChoice:
         self.default, self.homes = default, dict(homes)
 
     def load(self, kind: str) -> type[Part]:
-        """The class of the part with that type."""
+        """Imports and returns the class of the part with that type."""
         module, _, name = self.homes[kind].partition(":")
         cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
         return cls
 
     def classes(self) -> list[type[Part]]:
-        """The classes of all parts, imported."""
+        """Imports and returns the classes of all parts."""
         return [self.load(kind) for kind in self.homes]
 
     def validate(self, value: Any) -> Part:
@@ -88,10 +88,10 @@ class PartChoice:
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dumped)
 
     def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """The names of the classes, under a key of their own; `sources.json_schema` makes references of them."""
+        """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
         return {PARTS: [cls.__name__ for cls in self.classes()]}
 
 
 def only(home: str) -> Any:
-    """A field that accepts one kind of part, `file:Class`. The file is imported when a spec first has the part."""
+    """Returns a field type that accepts one kind of part, `file:Class`, imported when a spec first has the part."""
     return Annotated[Part, PartChoice("only", {"only": home})]

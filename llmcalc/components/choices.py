@@ -1,4 +1,4 @@
-"""The parts that each field accepts, told apart by `type`. A new part is a new file and a line here.
+"""The parts that each field accepts, distinguished by `type`. A new part is a new file and a line here.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """
@@ -112,6 +112,6 @@ else:
 
 
 def parts() -> tuple[type[Component], ...]:
-    """Every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
-    found = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, OTHERS) for cls in choice.classes()]
-    return tuple(dict.fromkeys(cls for cls in found if issubclass(cls, Component)))
+    """Returns every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
+    classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, OTHERS) for cls in choice.classes()]
+    return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

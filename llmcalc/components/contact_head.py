@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear layer with a bias from all attention maps of a token pair to one score. Forward passes do not run it."""
+    """A linear layer from all attention maps of a token pair to one contact score. Forward passes do not run it."""
 
     witness = BY_TORCH
     kind: ClassVar[str] = "classifier"
@@ -41,13 +41,13 @@ class ContactHead(OutputPart):
         return "Rao et al. 2020"
 
     def flow(self, f: Flow, x: Value, stack: Stack) -> Value:
-        """stack: the encoder that the attention maps come from."""
+        """Records the unused linear layer. stack: the encoder that the attention maps come from."""
         heads: Number = stack.block.attention.heads(x.width).heads
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return f.linear("", maps, Axis("one", 1), bias=True)
 
     def reference(self, context: Context, stack: Stack) -> nn.Module:
-        """A linear layer that no forward pass calls."""
+        """Builds a linear layer that no forward pass calls."""
         from torch import nn
 
         return nn.Linear(stack.num_hidden_layers * stack.block.attention.num_attention_heads, 1)

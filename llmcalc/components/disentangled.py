@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Disentangled(AttentionPosition):
-    """Scores are (q·k + q·p + k·r) / √(3d), where p and r are projections of the table row for the distance.
+    """Disentangled attention scores, (q·k + q·p + k·r) / √(3d), with projected distance embeddings p and r.
 
     max_relative_positions: the largest distance that has a row of its own.
     position_buckets: the number of distance bins in each direction; by default None, one row for each distance.
@@ -58,11 +58,11 @@ class Disentangled(AttentionPosition):
     def _check(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
-        buckets, furthest = self.position_buckets, self.max_relative_positions
-        if buckets is not None and (buckets < 2 or furthest - 1 <= buckets // 2):
+        buckets, max_distance = self.position_buckets, self.max_relative_positions
+        if buckets is not None and (buckets < 2 or max_distance - 1 <= buckets // 2):
             raise ValueError(
-                f"position_buckets: {buckets} with max_relative_positions {furthest}; expected 2 or more, half of "
-                f"them fewer than {furthest - 1}"
+                f"position_buckets: {buckets} with max_relative_positions {max_distance}; expected 2 or more, half of "
+                f"them fewer than {max_distance - 1}"
             )
         return self
 
@@ -77,38 +77,40 @@ class Disentangled(AttentionPosition):
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
         terms = 1 + self.c2p + self.p2c
         with f.scope("disentangled", source="He et al. 2020, §3.1"):
-            added = self._added(f, x, q, keys, biases)
-            bias = None if added is None else f.scale(added, (q.axes[-1].size * terms) ** -0.5)
+            bias_sum = self._position_scores(f, x, q, keys, biases)
+            bias = None if bias_sum is None else f.scale(bias_sum, (q.axes[-1].size * terms) ** -0.5)
             return f.scale(q, terms**-0.5), bias
 
-    def _added(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
-        """The scores that positions add."""
-        added: Value | None = None
+    def _position_scores(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
+        """Records the position terms of the scores; None without any."""
+        bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
         if self.within_sequence:
             table = f.occurring(table, rows)
         heads, dim = q.axes
-        for on, where, seen, own_bias, shared_bias, lender in (
+        for kind, projection, operand, own_bias, shared_bias, lender in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
-            if not getattr(self, on):
+            if not getattr(self, kind):
                 continue
             binned = self.position_buckets is not None
             index = f.distances(q, keys, clamped=True, shifted=True, kept=True, binned=binned)
             f.hold(index=index)
-            shared: dict[str, Any] = {"bias": own_bias, "role": "own"}
+            options: dict[str, Any] = {"bias": own_bias, "role": "own"}
             if self.share_att_key:
-                shared = {"bias": shared_bias, "role": "shared", "lent": lender}
-            mapped = f.linear(where, table, heads, dim, rows=rows, **shared)
-            scores = f.core(on, ops.TableScores(heads.size, dim.size, rows, x.rows), seen, mapped, axes=(heads,))
-            found = f.at_distance(scores, index, by_key=on == "p2c")
-            if on == "p2c":
-                f.hold(by_key=found)
-            added = found if added is None else f.add(added, found)
-            f.hold(bias=added)
-        return added
+                options = {"bias": shared_bias, "role": "shared", "lent": lender}
+            projected = f.linear(projection, table, heads, dim, rows=rows, **options)
+            scores = f.core(
+                kind, ops.TableScores(heads.size, dim.size, rows, x.rows), operand, projected, axes=(heads,)
+            )
+            term = f.at_distance(scores, index, by_key=kind == "p2c")
+            if kind == "p2c":
+                f.hold(by_key=term)
+            bias_sum = term if bias_sum is None else f.add(bias_sum, term)
+            f.hold(bias=bias_sum)
+        return bias_sum
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
         return _references()["disentangled"](self, context.hidden_size, heads, head_dim)
@@ -136,10 +138,10 @@ class RelativeEmbedding(StackPart):
         return "He et al. 2020, §3.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """All rows of the table; x gives their width."""
+        """Returns all rows of the table; x gives their width."""
         length = 2 * self.span
-        of = Table(length=length, of=x.rows)
-        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=of, by="all")
+        table_rows = Table(length=length, of=x.rows)
+        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
         return rows if self.norm is None else f.part("norm", self.norm, rows)
 
     def reference(self, context: Context) -> nn.Module:
@@ -151,7 +153,7 @@ class RelativeEmbedding(StackPart):
 
 
 class SideConvolution(StackPart):
-    """A convolution beside the first layer (DeBERTa 2): y = norm(layer output + act(convolution of the layer's input)).
+    """A convolution beside the first layer (DeBERTa 2): y = norm(layer output + act(conv(layer input))).
 
     y replaces the layer's output.
 
@@ -185,11 +187,11 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
-        """x: the first layer's input. after: its output, x by default."""
+        """Records the convolution of x, the first layer's input. after: that layer's output, x by default."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
-        beside = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
-        f.hold(beside=beside)
-        return f.part("norm", self.norm, f.add(x if after is None else after, beside))
+        convolved = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
+        f.hold(beside=convolved)
+        return f.part("norm", self.norm, f.add(x if after is None else after, convolved))
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["convolution"](self, context)
@@ -205,7 +207,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """Returns the table's rows, [2·span, hidden]."""
+        """An embedding table. Returns all of its rows, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, context: Context) -> None:
             super().__init__()
@@ -218,7 +220,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return self.norm(rows) if hasattr(self, "norm") else rows
 
     class ConvolutionReference(nn.Module):
-        """A layer's input and output [batch, tokens, hidden] → the new output."""
+        """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
 
         def __init__(self, spec: SideConvolution, context: Context) -> None:
             super().__init__()
@@ -228,69 +230,69 @@ def _references() -> dict[str, type[nn.Module]]:
             )
             self.norm = spec.norm.reference(context)
 
-        def forward(self, before: Tensor, after: Tensor) -> Tensor:
-            beside = activate(self.act, self.conv(before.transpose(1, 2)).transpose(1, 2))
-            changed: Tensor = self.norm(after + beside)
-            return changed
+        def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
+            convolved = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
+            normed: Tensor = self.norm(layer_output + convolved)
+            return normed
 
-    class Lent(nn.Module):
-        """A linear layer that is called with another module's weights."""
+    class BorrowedLinear(nn.Module):
+        """A linear layer that runs with another module's weights."""
 
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return nn.functional.linear(x, weight, bias)
 
     class Scores(nn.Module):
-        """x: [batch, heads, tokens, d], rows: [rows, heads · d] → [batch, heads, tokens, rows]."""
+        """Scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
         def forward(self, x: Tensor, rows: Tensor) -> Tensor:
             scores: Tensor = x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
             return scores
 
     class DisentangledReference(nn.Module):
-        """Queries and keys [batch, heads, tokens, d] → (scaled queries, the scores that positions add)."""
+        """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""
 
         def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
             super().__init__()
             self.spec, width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
-                self.pos_key = Lent() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
+                self.pos_key = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
                 self.c2p = Scores()
             if spec.p2c:
-                self.pos_query = Lent() if spec.share_att_key else nn.Linear(hidden, width)
+                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
                 self.p2c = Scores()
 
         def _distances(self, run: Run, tokens: int, device: Any) -> Tensor:
-            """Query position − key position, binned if the spec has bins."""
+            """Query position minus key position, binned if the spec has bins."""
             positions = run.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
-            middle = self.reach // 2
-            far = distance.abs().clamp(min=max(1, middle)).float()
-            scale = (middle - 1) / math.log((self.spec.max_relative_positions - 1) / middle)
-            binned = ((far / middle).log() * scale).ceil().long() + middle
-            return torch.where(distance.abs() <= middle, distance, binned * distance.sign())
+            exact_range = self.reach // 2
+            log_distance = distance.abs().clamp(min=max(1, exact_range)).float()
+            scale = (exact_range - 1) / math.log((self.spec.max_relative_positions - 1) / exact_range)
+            binned = ((log_distance / exact_range).log() * scale).ceil().long() + exact_range
+            return torch.where(distance.abs() <= exact_range, distance, binned * distance.sign())
 
         def forward(
             self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
         ) -> tuple[Tensor, Tensor | None]:
-            tokens, half = q.shape[-2], self.reach
+            tokens, span = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                near = min(tokens, half)
-                rows, half = rows[half - near : half + near], near
-            distance = run.once(("binned", tokens, half), lambda: self._distances(run, tokens, q.device))
+                used_span = min(tokens, span)
+                rows, span = rows[span - used_span : span + used_span], used_span
+            distance = run.once(("binned", tokens, span), lambda: self._distances(run, tokens, q.device))
             terms = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
-                lent = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
-                index = (distance + half).clamp(0, 2 * half - 1).expand(*q.shape[:-1], tokens)
-                bias = self.c2p(q, self.pos_key(rows, *lent)).gather(-1, index)
+                weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
+                index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
+                bias = self.c2p(q, self.pos_key(rows, *weights)).gather(-1, index)
             if self.spec.p2c:
-                lent = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
-                index = (half - distance).clamp(0, 2 * half - 1).expand(*k.shape[:-1], tokens)
-                by_key = self.p2c(k, self.pos_query(rows, *lent)).gather(-1, index.transpose(-1, -2))
-                bias = by_key.transpose(-1, -2) if bias is None else bias + by_key.transpose(-1, -2)
+                weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
+                index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
+                key_scores = self.p2c(k, self.pos_query(rows, *weights)).gather(-1, index.transpose(-1, -2))
+                bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
             scaled = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
             return q * terms**-0.5, scaled
 

@@ -1,4 +1,4 @@
-"""Relative positions in attention: terms added to the scores, by the distance between query and key.
+"""Relative positions in attention: terms added to the scores according to the distance between query and key.
 
 ALiBi (Press 2021, arXiv:2108.12409) adds a penalty, T5 (Raffel 2020, §2.1) a learned bias. Transformer-XL (Dai 2019,
 arXiv:1901.02860, §3.3) scores queries against projected encodings of the distance. T5's bias has a table; only
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Alibi(AttentionPosition):
-    """A penalty on the scores, linear in the distance, with a fixed slope per head."""
+    """ALiBi: a penalty on the scores that is linear in the distance, with a fixed slope per head."""
 
     witness = BY_TORCH
     label: ClassVar[str] = "ALiBi"
@@ -81,14 +81,14 @@ class TransformerXL(AttentionPosition):
         with f.scope("relative", source="Dai et al. 2019, §3.3"):
             encoded = f.sinusoids(q, Distances(of=x.rows), *x.axes)
             f.hold(q=q, encoded=encoded)
-            mapped = f.linear("r_proj", encoded, heads, dim)
+            keys_by_distance = f.linear("r_proj", encoded, heads, dim)
             content = f.vector("content_bias", heads, dim, heads=heads)
             position = f.vector("position_bias", heads, dim, heads=heads)
-            by_distance = f.scores("core", f.add(q, position), mapped)
+            distance_scores = f.scores("core", f.add(q, position), keys_by_distance)
             distance = f.distances(q, keys, clamped=True, shifted=False)
-            f.hold(by_distance=by_distance, distance=distance)
+            f.hold(by_distance=distance_scores, distance=distance)
             by_content = f.add(q, content)
-            return by_content, f.scale(f.at_distance(by_distance, distance), dim.size**-0.5)
+            return by_content, f.scale(f.at_distance(distance_scores, distance), dim.size**-0.5)
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
         return _references()["transformer_xl"](context.hidden_size, heads, head_dim)
@@ -108,15 +108,17 @@ class Buckets(Part):
 
     @model_validator(mode="after")
     def _check_buckets(self) -> Self:
-        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4:
             raise ValueError(
                 f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; "
                 "expected at least 4"
             )
-        if furthest <= buckets // 2:
-            near = f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
-            raise ValueError(f"relative_attention_max_distance: {furthest} is among {near}; expected more")
+        if max_distance <= buckets // 2:
+            near_buckets = (
+                f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
+            )
+            raise ValueError(f"relative_attention_max_distance: {max_distance} is among {near_buckets}; expected more")
         return self
 
 
@@ -137,8 +139,8 @@ class LayerBias(Buckets, AttentionPosition):
         return q, f.distance_bias(table, q)
 
     def reference(self, context: Context, heads: int) -> nn.Module:
-        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _references()["relative"](buckets, furthest, heads, context.causal)
+        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        return _references()["relative"](buckets, max_distance, heads, context.causal)
 
 
 class RelativeBias(Buckets, StackPart):
@@ -157,13 +159,13 @@ class RelativeBias(Buckets, StackPart):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
-            taken = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None
-            heads = None if taken is None else taken.heads
+            accepted = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if accepted is None else accepted.heads
             if heads != self.num_attention_heads:
                 raise ValueError(
                     f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
                 )
-            if taken is not None and taken.of_blocks != self.of_blocks:
+            if accepted is not None and accepted.of_blocks != self.of_blocks:
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
@@ -172,7 +174,7 @@ class RelativeBias(Buckets, StackPart):
         return "Raffel et al. 2020, §2.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """The table of the bias, in which the layers' attention looks up the buckets of its distances."""
+        """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
@@ -183,18 +185,18 @@ class RelativeBias(Buckets, StackPart):
         return table
 
     def reference(self, context: Context) -> nn.Module:
-        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _references()["relative"](buckets, furthest, self.num_attention_heads, context.causal)
+        buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        bias = _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
         if self.of_blocks:
             bias.add_module(
-                "blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, context.causal)
+                "blocks", _references()["relative"](buckets, max_distance, self.num_attention_heads, context.causal)
             )
         return bias
 
     @classmethod
     def examples(cls) -> list[Self]:
-        one = cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)
-        return [one, one.model_copy(update={"of_blocks": True})]
+        small_bias = cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        return [small_bias, small_bias.model_copy(update={"of_blocks": True})]
 
 
 @cache
@@ -203,11 +205,11 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class RelativeReference(nn.Module):
-        """Query and key positions → the bias on the scores, [heads, queries, keys]."""
+        """T5's bias on the scores. Query and key positions → [heads, queries, keys]."""
 
-        def __init__(self, buckets: int, furthest: int, heads: int, causal: bool) -> None:
+        def __init__(self, buckets: int, max_distance: int, heads: int, causal: bool) -> None:
             super().__init__()
-            self.causal, self.furthest, self.buckets = causal, furthest, buckets
+            self.causal, self.furthest, self.buckets = causal, max_distance, buckets
             self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
 
         def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -218,22 +220,23 @@ def _references() -> dict[str, type[nn.Module]]:
             else:
                 buckets //= 2
                 offset, distance = (distance > 0).long() * buckets, distance.abs()
-            near = buckets // 2
-            scale = (buckets - near) / math.log(self.furthest / near)
-            far = near + ((distance.clamp(min=1) / near).log() * scale).long()
-            bucket = torch.where(distance < near, distance, far.clamp(max=buckets - 1)) + offset
+            exact_buckets = buckets // 2
+            scale = (buckets - exact_buckets) / math.log(self.furthest / exact_buckets)
+            log_bucket = exact_buckets + ((distance.clamp(min=1) / exact_buckets).log() * scale).long()
+            bucket = torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=buckets - 1)) + offset
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
-        """r: [distances, heads · d], q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
+        """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
 
         def forward(self, r: Tensor, q: Tensor) -> Tensor:
             scores: Tensor = q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
             return scores
 
     class TransformerXLReference(nn.Module):
-        """Queries → (queries for the product with the keys, the term added to the scaled scores [batch, heads, queries,
-        keys]).
+        """Transformer-XL's positions. Queries → (queries for the product with the keys, position scores).
+
+        The position scores, [batch, heads, queries, keys], are added to the scaled scores.
         """
 
         def __init__(self, hidden_size: int, heads: int, head_dim: int) -> None:
@@ -243,21 +246,25 @@ def _references() -> dict[str, type[nn.Module]]:
             self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, run: Run, end: int) -> tuple[Tensor, Tensor]:
+        def forward(self, q: Tensor, run: Run, total_tokens: int) -> tuple[Tensor, Tensor]:
             angles = run.once(
-                ("distances", end), lambda: angles_of(run.span(0, end, q.device), self.hidden_size, 10000.0)
+                ("distances", total_tokens),
+                lambda: angles_of(run.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
-            by_distance = self.core(self.r_proj(encoded), q + self.position_bias.weight)
-            queries, keys = run.span(end - q.shape[-2], end, q.device), run.span(0, end, q.device)
-            distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], end)
-            return q + self.content_bias.weight, by_distance.gather(-1, distance) * q.shape[-1] ** -0.5
+            distance_scores = self.core(self.r_proj(encoded), q + self.position_bias.weight)
+            queries, keys = (
+                run.span(total_tokens - q.shape[-2], total_tokens, q.device),
+                run.span(0, total_tokens, q.device),
+            )
+            distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+            return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 
     return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}
 
 
 def alibi_bias(heads: int, queries: Tensor, keys: Tensor) -> Tensor:
-    """−slope · distance, [heads, queries, keys]; the slopes are 2^(−8i/heads)."""
+    """ALiBi's bias, −slope · distance, [heads, queries, keys]; the slopes are 2^(−8i/heads)."""
     import torch
 
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=keys.device) / heads)

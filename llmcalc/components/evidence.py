@@ -1,4 +1,4 @@
-"""The parts of a spec, each with the witness that its class states."""
+"""The parts of a spec, each with the verification witness that its class declares."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .base import Part
 
 
 def part_evidence(part: Part) -> Evidence:
-    """The part by the name of its `type`, or of its class, with the witness that its class itself states."""
-    kind, stated = getattr(part, "type", ""), witness_of(type(part))
-    witness = stated if isinstance(stated, Witness) else stated.get(kind, UNTESTED)
+    """Returns a part's evidence: its `type` or class name, with the witness that the class declares."""
+    kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
+    witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
     return Evidence(part.noun, kind or in_words(type(part).__name__), witness)
 
 
 def in_words(name: str) -> str:
-    """The name of a class as an option writes it: `TokenTypes` → `token_types`."""
+    """Converts a class name to an option's spelling: `TokenTypes` → `token_types`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
-    """Yields every part inside a value, and the value itself if it is one; those of type `none` compute nothing.
+    """Yields every part inside a value, and the value itself if it is a part; not those of type `none`.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
@@ -35,18 +35,18 @@ def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[P
             if name not in OPTIONAL_PARTS or name in include:
                 yield from parts_below(getattr(value, name), include)
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from parts_below(one, include)
+        for item in value.values():
+            yield from parts_below(item, include)
     elif isinstance(value, tuple | list):
-        for one in value:
-            yield from parts_below(one, include)
+        for item in value:
+            yield from parts_below(item, include)
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
-    """The parts of a model's text stacks, each kind of part once, in the order of the spec.
+    """Returns the evidence of a model's text stacks, each kind of part once, in the order of the spec.
 
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.
     """
-    found = (part_evidence(part) for part in parts_below(spec, include - {TOWERS.name}) if part is not spec)
-    return list(dict.fromkeys(found))
+    evidence = (part_evidence(part) for part in parts_below(spec, include - {TOWERS.name}) if part is not spec)
+    return list(dict.fromkeys(evidence))

@@ -67,23 +67,24 @@ class LMHead(Component):
     def flow(
         self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
-        """width: the embedding's width where it differs from x's. output: the weight that gives the logits, that of the
-        embedding if the head is tied; one of its own by default.
+        """Records the head. width: the embedding's width where it differs from x's.
+
+        output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
         if self.transform is None:
             if output is not None and output.made:
                 f.here.about["source"] = "Press & Wolf 2017"
             return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
-        change, wide = self.transform, (x.axes if width is None else (width,))
+        change, dense_axes = self.transform, (x.axes if width is None else (width,))
         if change.size is not None:
-            wide = (Axis("transform", change.size),)
-        y = f.act(f.linear("dense", x, *wide, bias=change.bias, rows=LOGITS), change.hidden_act)
+            dense_axes = (Axis("transform", change.size),)
+        y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
         return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
-        """A head with its own weights; a model that ties them replaces `output.weight`."""
+        """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
         return _reference()(self, context, vocab_size, width or context.hidden_size)
 
     @classmethod
@@ -161,7 +162,7 @@ def _reference() -> Callable[..., nn.Module]:
     from torch import nn
 
     class LMHeadReference(nn.Module):
-        """x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
+        """The language-model head. x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
 
         def __init__(self, spec: LMHead, context: Context, vocab_size: int, width: int) -> None:
             super().__init__()
@@ -192,8 +193,9 @@ def _classifier() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):
-        """x: [batch, positions, hidden] → [batch, positions, num_labels]; only the first position if `over` is
-        `sequence`.
+        """The classifier. x: [batch, positions, hidden] → [batch, positions, num_labels].
+
+        Only the first position is classified if `over` is `sequence`.
         """
 
         def __init__(self, spec: Classifier, context: Context) -> None:

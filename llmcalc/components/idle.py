@@ -30,7 +30,7 @@ class UnusedEmbedding(Component):
     kind: ClassVar[str] = "embedding"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE) -> Value:
-        """x: the token embeddings, as wide as a row of the table. vocab: the axis of its rows."""
+        """Records the unused table. x: the token embeddings, as wide as a row. vocab: the axis of its rows."""
         return f.table("", vocab, *x.axes)[0]
 
     def reference(self, context: Context, vocab_size: int = 1) -> nn.Module:
@@ -53,7 +53,7 @@ class SecondStream(StackPart):
         return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: the token embeddings, as wide as the vector."""
+        """Records the unused vector. x: the token embeddings, as wide as the vector."""
         return f.vector("", *x.axes)
 
     def reference(self, context: Context) -> nn.Module:

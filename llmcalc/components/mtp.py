@@ -56,7 +56,7 @@ class MultiTokenPrediction(OutputPart):
     norm: Norm = Norm(type="rmsnorm")
 
     def block_in(self, stack: Stack) -> Layer:
-        """The decoder's layer that each module runs."""
+        """Returns the decoder's layer that each module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
     def check_output(self, output: ModelOutput) -> None:
@@ -72,10 +72,10 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        borrowed = self.block_in(stack).borrows()
-        if borrowed:
+        field = self.block_in(stack).borrows()
+        if field:
             raise ValueError(
-                f"mtp.layer: a layer with {borrowed} needs what stands around it in the decoder; expected another "
+                f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
 
@@ -88,24 +88,24 @@ class MultiTokenPrediction(OutputPart):
         table: the embedding's weight. output: the weight of the model's head.
         """
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
-        which = range(n) if isinstance(n, int) else None
-        about = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
+        indices = range(n) if isinstance(n, int) else None
+        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
 
         def run(v: Value) -> Value:
             return self._module(f, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
-            return f.layers(x, run, n, which, "mtp", **about)
-        first, others = (None, None) if which is None else (which[:1], which[1:])
-        x = f.layers(x, run, 1, first, "mtp", label=ONE, **about)
-        return f.layers(x, run, n - 1, others, "mtp", label=ONE + SHARED, role="shared", **about)
+            return f.layers(x, run, n, indices, "mtp", **node_fields)
+        first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
+        x = f.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
+        return f.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
 
     def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """x: the hidden states of the model, or of the previous module."""
+        """Records one module. x: the hidden states of the model, or of the previous module."""
         embedded = f.look_up(table, x.rows).seen(*x.axes)
         f.hold(embedded=embedded)
-        both = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
-        joined = f.linear("eh_proj", f.cat(*both, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
+        joined = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)
         f.hold(joined=joined)
         y = f.part("block", block, joined, apart=True)
         f.hold(y=y)
@@ -113,10 +113,10 @@ class MultiTokenPrediction(OutputPart):
         return y
 
     def reference(self, context: Context, stack: Stack, output: Tensor) -> nn.Module:
-        """forward(hidden states, ids, token embedding) → the logits of each module. output: the weight of the head."""
-        *_, last = stack.pattern
+        """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
+        *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
-        return _reference()(self, context, layers[last if self.layer is None else self.layer], output)
+        return _reference()(self, context, layers[last_kind if self.layer is None else self.layer], output)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -142,7 +142,7 @@ def _reference() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """Hidden states and the ids of the next tokens → hidden states and logits, one token further ahead."""
+        """One module. Hidden states and the next tokens' ids → hidden states and logits, one token further ahead."""
 
         def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
             super().__init__()
@@ -163,18 +163,18 @@ def _reference() -> Callable[..., nn.Module]:
         def forward(
             self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
-            """experts: how experts take their rows, as in `Run`."""
-            ahead = []
+            """Runs all modules and returns the logits of each. experts: how experts take their rows, as in `Run`."""
+            predictions = []
             for module in self:
                 hidden, logits = module(hidden, ids, embed, mla, **experts)
-                ahead.append(logits)
-            return ahead
+                predictions.append(logits)
+            return predictions
 
     def build(spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> nn.Module:
         number = spec.num_nextn_predict_layers
         modules = PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
-        for other in modules if spec.repeated else ():
-            share_tensors(modules[0], other)
+        for module in modules if spec.repeated else ():
+            share_tensors(modules[0], module)
         return modules
 
     return build

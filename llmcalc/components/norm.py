@@ -1,5 +1,6 @@
-"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467), and a scale and
-shift without normalization.
+"""LayerNorm, RMSNorm, and a scale and shift without normalization.
+
+LayerNorm: Ba et al. 2016 (arXiv:1607.06450). RMSNorm: Zhang & Sennrich 2019 (arXiv:1910.07467).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Norm(Component):
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
     def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """The operation on `width` elements. heads: the number of heads where each has its own weights."""
+        """Returns the op on `width` elements. heads: the number of heads with separate weights; None for one set."""
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
     def source(self) -> str:
@@ -75,7 +76,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class NormReference(nn.Module):
-        """x: [..., width] → same shape.
+        """A norm over the last axis. x: [..., width] → same shape.
 
         shape: the shape of the weights, with leading axes where each head has its own.
         groups: the number of equal parts of x that are normalized separately.
@@ -106,5 +107,5 @@ def _reference() -> type[nn.Module]:
 
 
 def norm_reference(spec: Norm, *shape: int, groups: int = 1) -> nn.Module:
-    """A norm with weights of the given shape. groups: equal parts of the last axis that are normalized separately."""
+    """Builds a norm with weights of the given shape. groups: equal parts that are normalized separately."""
     return _reference()(spec, *shape, groups=groups)

@@ -39,4 +39,4 @@ class OutputPart(Component):
     role: ClassVar[Role] = "own"
 
     def check_output(self, output: ModelOutput) -> None:
-        """Raises `ValueError` where the part cannot be used on that output."""
+        """Raises `ValueError` if the part cannot be used on that output."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Pooler(OutputPart):
-    """One vector per sequence, with optional scores of it.
+    """A vector per sequence, with optional scores computed from it.
 
     dense: true (default) computes the vector from the first token's hidden state by a linear layer and tanh (BERT);
         false takes the last token's hidden state (GPT's multiple-choice head).
@@ -48,7 +48,7 @@ class Pooler(OutputPart):
         return "Devlin et al. 2019"
 
     def flow(self, f: Flow, x: Value, stack: Stack | None = None) -> Value:
-        """x: the hidden states. Returns the vector of each sequence."""
+        """Records the pooler and returns the vector of each sequence. x: the hidden states."""
         pooled = x.seen(*x.axes, rows=SEQUENCES)
         if self.dense:
             pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
@@ -57,7 +57,7 @@ class Pooler(OutputPart):
         return pooled
 
     def reference(self, context: Context, stack: Stack | None = None) -> nn.Module:
-        """forward(hidden states [batch, tokens, hidden]) → (vector [batch, 1, hidden], its scores or else itself)."""
+        """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
         return _reference()(self, context.hidden_size)
 
     @classmethod

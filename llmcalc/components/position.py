@@ -41,24 +41,24 @@ class Rope(AttentionPosition):
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
-    def check(self, head_dim: int, where: str = "head_dim") -> None:
-        """Raises `ValueError`, naming `where`, if it cannot rotate heads of that size."""
-        turned = self.rotary_size(head_dim)
-        would = (
-            f"RoPE would rotate {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
+    def check(self, head_dim: int, location: str = "head_dim") -> None:
+        """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
+        rotated = self.rotary_size(head_dim)
+        message = (
+            f"RoPE would rotate {rotated}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
-        if turned > head_dim:
-            raise ValueError(f"{where}: {would}; expected at most head_dim")
-        if turned < 2 or turned % 2:
-            raise ValueError(f"{where}: {would}; expected an even number, because it rotates pairs")
+        if rotated > head_dim:
+            raise ValueError(f"{location}: {message}; expected at most head_dim")
+        if rotated < 2 or rotated % 2:
+            raise ValueError(f"{location}: {message}; expected an even number, because it rotates pairs")
 
     def check_place(self, place: Standing, head_dim: int) -> None:
         super().check_place(place, head_dim)
         self.check(head_dim, f"{place.where}.position")
 
     def check_whole(self, size: str) -> None:
-        """Raises `ValueError` unless it rotates all of the dimensions whose number the field `size` gives."""
+        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
                 f"position: all {size} dimensions are rotated; expected no rotary_dim and no partial_rotary_factor"
@@ -66,15 +66,15 @@ class Rope(AttentionPosition):
 
     def check_heads(self, sizes: HeadSizes) -> None:
         if isinstance(sizes.head_dim, int) and self.rotary_size(sizes.head_dim) > sizes.head_dim:
-            turned = self.rotary_size(sizes.head_dim)
-            raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
+            rotated = self.rotary_size(sizes.head_dim)
+            raise Unscalable(f"{sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
-        """RoPE on x [..., tokens, head_dim], whose first token is at position `start`."""
-        turned = self.rotary_dim
-        if turned is None:  # the given fraction of a head, in whole pairs
-            turned = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, run, start, turned, self.rope_theta)
+        """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `start`."""
+        rotary_dim = self.rotary_dim
+        if rotary_dim is None:  # the given fraction of a head, in whole pairs
+            rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
+        return rotate(x, run, start, rotary_dim, self.rope_theta)
 
 
 SCORE_POSITIONS = PartChoice(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
-    """position · θ^(−2i / dim), [positions, dim / 2]."""
+    """Computes the angles position · θ^(−2i / dim), [positions, dim / 2]."""
     import torch
 
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
@@ -19,7 +19,7 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False) -> Tensor:
-    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
+    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
     back: whether it is undone, false by default.
     """
@@ -33,24 +33,24 @@ def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool =
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
+    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
     return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
-def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
     angles = angles_of(positions, dim, theta)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
 def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
     import torch
 
-    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+    first_half, second_half, unrotated = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin, unrotated], -1)
 
 
 def _rotated_back(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
     import torch
 
-    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
-    return torch.cat([left * cos + right * sin, right * cos - left * sin, rest], -1)
+    first_half, second_half, unrotated = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return torch.cat([first_half * cos + second_half * sin, second_half * cos - first_half * sin, unrotated], -1)

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def share_tensors(first: nn.Module, other: nn.Module) -> None:
-    """Gives a module the parameters and buffers of another one that is built alike."""
-    for path, tensor in [*first.named_parameters(), *first.named_buffers()]:
+def share_tensors(source: nn.Module, target: nn.Module) -> None:
+    """Gives the target module the parameters and buffers of the source, a module of the same structure."""
+    for path, tensor in [*source.named_parameters(), *source.named_buffers()]:
         holder, _, name = path.rpartition(".")
-        setattr(other.get_submodule(holder), name, tensor)
+        setattr(target.get_submodule(holder), name, tensor)
 
 
 @dataclass
 class Run:
-    """One forward pass.
+    """The state of one forward pass.
 
     past: the number of tokens per sequence that earlier passes put into `store`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
@@ -64,13 +64,13 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The result of `make`, computed once per key in this pass."""
+        """Returns the result of `make`, computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
     def span(self, start: int, end: int, device: Any) -> Tensor:
-        """The positions start … end − 1."""
+        """Returns the positions start … end − 1."""
         import torch
 
         positions: Tensor = self.once(("span", start, end), lambda: torch.arange(start, end, device=device))
@@ -100,7 +100,7 @@ def softmax_core_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxCore(nn.Module):
-        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d].
+        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q.
 
         scale: the scale of the scores, 1/√d by default.
         sinks: per head, the score of one more key, without a value, that every query attends to.
@@ -113,8 +113,8 @@ def softmax_core_class() -> type[nn.Module]:
                 ~mask, float("-inf")
             )
             if sinks is not None:
-                beside = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                return torch.softmax(torch.cat([scores, beside], -1).float(), -1)[..., :-1].to(v.dtype) @ v
+                sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+                return torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype) @ v
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     return SoftmaxCore
@@ -136,16 +136,24 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = limit
 
-        def forward(self, run: Run, *new: Tensor) -> tuple[Tensor, ...]:
+        def forward(self, run: Run, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if run.store is None:
-                return new
-            held = run.store.get(self)
-            if held is not None and self.limit is not None:  # the oldest token leaves the window when a new one enters
-                held = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in held)
-            full = new if held is None else tuple(torch.cat([h, n], -2) for h, n in zip(held, new, strict=True))
-            kept = full if self.limit is None else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in full)
-            run.store[self] = tuple(t.clone() for t in kept)  # a slice would keep the whole tensor alive
-            return full
+                return new_tensors
+            cached = run.store.get(self)
+            if (
+                cached is not None and self.limit is not None
+            ):  # the oldest token leaves the window when a new one enters
+                cached = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in cached)
+            joined = (
+                new_tensors
+                if cached is None
+                else tuple(torch.cat([h, n], -2) for h, n in zip(cached, new_tensors, strict=True))
+            )
+            limited = (
+                joined if self.limit is None else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined)
+            )
+            run.store[self] = tuple(t.clone() for t in limited)  # a slice would keep the whole tensor alive
+            return joined
 
     return Cache
 
@@ -177,7 +185,7 @@ def causal_conv_class() -> type[nn.Module]:
     from torch import nn
 
     class CausalConv1d(nn.Conv1d):
-        """x: [batch, channels, tokens] → same shape; each output covers the last `kernel` inputs, itself included.
+        """A causal convolution. x: [batch, channels, tokens] → same shape; an output covers the last `kernel` inputs.
 
         state: the module, under the same parent, that stores the last `kept` inputs of each channel; by default
             `kernel` inputs, of which all but one are needed.
@@ -189,18 +197,18 @@ def causal_conv_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            held = state.held(run)
-            if held is None:
+            stored = state.held(run)
+            if stored is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
                     return out
-                seen = nn.functional.pad(x, (self.kept, 0))
+                padded = nn.functional.pad(x, (self.kept, 0))
             else:
-                seen = torch.cat([held[0], x], -1)
+                padded = torch.cat([stored[0], x], -1)
                 out = nn.functional.conv1d(
-                    seen[..., self.kept - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded[..., self.kept - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, seen[..., seen.shape[-1] - self.kept :])
+            state.keep(run, padded[..., padded.shape[-1] - self.kept :])
             return out
 
     return CausalConv1d
@@ -217,20 +225,20 @@ def allowed(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """The mask [queries, keys] of the last `keys` tokens before `end` that each of the last `queries` may attend to."""
+    """Returns the mask [queries, keys] of the last `keys` tokens before `end` that each query may attend to."""
 
     def make() -> Tensor:
         q = run.span(end - queries, end, device)[:, None]
         k = run.span(end - keys, end, device)[None, :]
         if not causal:
-            before, after = (end, end) if window is None else ((window - 1) // 2, window // 2)
-            return (q - k <= before) & (k - q <= after)
-        seen = k <= q
+            tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
+            return (q - k <= tokens_before) & (k - q <= tokens_after)
+        mask = k <= q
         if window is not None:
-            seen = seen & (k > q - window)
+            mask = mask & (k > q - window)
         if chunk is not None:
-            seen = seen & (k // chunk == q // chunk)
-        return seen
+            mask = mask & (k // chunk == q // chunk)
+        return mask
 
     mask: Tensor = run.once(("mask", end, queries, keys, causal, window, chunk), make)
     return mask

@@ -115,21 +115,23 @@ class Stack(Component):
         variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return data
-        filled = {
+        full_variants = {
             name: overlaid(block, changes) if isinstance(changes, dict) else changes
             for name, changes in variants.items()
         }
-        return {**data, "variants": filled}
+        return {**data, "variants": full_variants}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if BASE in self.variants:
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
-        known = dict.fromkeys((BASE, *self.variants))
+        layer_kinds = dict.fromkeys((BASE, *self.variants))
         for field in ("first_layers", "pattern", "shared_layers"):
             for name in getattr(self, field):
-                if name not in known:
-                    raise ValueError(f"{field}: there is no layer called '{name}'; expected one of {', '.join(known)}")
+                if name not in layer_kinds:
+                    raise ValueError(
+                        f"{field}: there is no layer called '{name}'; expected one of {', '.join(layer_kinds)}"
+                    )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
@@ -137,35 +139,37 @@ class Stack(Component):
         for part in slots.values():
             part.check_layers(layers)
         for name, layer in layers.items():
-            for slot, needed in layer.requires().items():
+            for slot, fields in layer.requires().items():
                 if slot not in slots:
-                    said = ", ".join(f"{field} = {value!r}" for field, value in needed.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {said}")
+                    requirement = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
+                    raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {requirement}")
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` where layers cannot share parameters, or a layer reuses what no lower layer computes."""
+        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses what no lower layer computes."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
-        made: set[object] = set()
-        mixers = {name: one.attention for name, one in self.kinds().items() if isinstance(one.attention, TokenMixer)}
-        borrowing = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
-        for name in self.layer_names() if borrowing else ():
-            alike = mixers[name].attends_like() if name in mixers else None
-            if name not in borrowing:
-                made.add(alike)
-            elif alike not in made:
+        sharing_keys: set[object] = set()
+        mixers = {
+            name: layer.attention for name, layer in self.kinds().items() if isinstance(layer.attention, TokenMixer)
+        }
+        borrowed = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
+        for name in self.layer_names() if borrowed else ():
+            sharing_key = mixers[name].attends_like() if name in mixers else None
+            if name not in borrowed:
+                sharing_keys.add(sharing_key)
+            elif sharing_key not in sharing_keys:
                 raise ValueError(
-                    f"{borrowing[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
+                    f"{borrowed[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
                     "a layer below that does"
                 )
 
     def kinds(self) -> dict[str, Layer]:
-        """Every kind of layer: name in a pattern → layer."""
+        """Returns every kind of layer: name in a pattern → layer."""
         return {BASE: self.block, **self.variants}
 
     def slots(self) -> dict[str, StackPart]:
-        """The parts beside its layers: field → part."""
+        """Returns the parts beside the layers: field → part."""
         parts: dict[str, StackPart | None] = {
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
@@ -178,63 +182,63 @@ class Stack(Component):
         return {name: part for name, part in parts.items() if part is not None}
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where a layer or another part of the stack cannot be used in that place."""
+        """Raises `ValueError` if a layer or another part of the stack cannot be used in that place."""
         for name, block in self.kinds().items():
             block.check_place(replace(place, where=f"{place.where}.{BASE if name == BASE else f'variants.{name}'}"))
         for name, part in self.slots().items():
             part.check_place(replace(place, where=f"{place.where}.{name}"))
 
     def layer_names(self) -> list[str]:
-        """The kind of each layer, from the bottom up."""
-        rest = max(0, self.num_hidden_layers - len(self.first_layers))
-        repeated = self.pattern * (rest // len(self.pattern) + 1)
+        """Returns the kind of each layer, from the bottom up."""
+        remaining = max(0, self.num_hidden_layers - len(self.first_layers))
+        repeated = self.pattern * (remaining // len(self.pattern) + 1)
         return [*self.first_layers, *repeated][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
-        """The layer of that kind."""
-        found: Layer = self.block if name == BASE else self.variants[name]
-        return found
+        """Returns the layer of that kind."""
+        layer: Layer = self.block if name == BASE else self.variants[name]
+        return layer
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Each kind of layer: (name, layer, number, indices). Indices are None if the depth is not an integer."""
+        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is no integer."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             name = self.pattern[0]
             yield name, self.layer(name), depth, range(depth) if isinstance(depth, int) else None
             return
         if isinstance(depth, int):
-            at: dict[str, list[int]] = {}
+            indices_of: dict[str, list[int]] = {}
             for i, name in enumerate(self.layer_names()):
-                at.setdefault(name, []).append(i)
-            for name, which in at.items():
-                yield name, self.layer(name), len(which), which
+                indices_of.setdefault(name, []).append(i)
+            for name, indices in indices_of.items():
+                yield name, self.layer(name), len(indices), indices
             return
-        rest, period = depth - len(self.first_layers), len(self.pattern)
+        remaining, period = depth - len(self.first_layers), len(self.pattern)
         for name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(rest - i, period) for i, n in enumerate(self.pattern) if n == name)
+            repeats = sum(ceil_div(remaining - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, f: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
-        """x: the token embeddings, or the input of the stem or of the stack's own embedding.
+        """Records the stack. x: the token embeddings, or the input of the stem or of the stack's own embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
         stack, in the place of its own.
         """
         hidden: Shape = x.axes if width is None else (width,)
-        below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
+        embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with f.apart(f.causal, f.memory), f.function():
-            return self._run(f, self._embedded(f, x, hidden, below, positions))
+            return self._run(f, self._first_input(f, x, hidden, embedding_axes, positions))
 
     def _run(self, f: Flow, x: Value) -> Value:
-        """Returns the output of the stack. x: the input of the first layer."""
-        beside: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
+        """Records the layers and returns the output of the stack. x: the input of the first layer."""
+        slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
-        for name, part, more in beside:
+        for name, part, arguments in slots:
             if part is not None:  # from here on, every layer reads it under the field's name
-                f.memo[name] = f.part(name, part, x, **more)
+                f.memo[name] = f.part(name, part, x, **arguments)
             if name == "relative_bias" and part is not None:
                 for layer in self.kinds().values():
                     layer.attention.share_bias(f, x)
@@ -249,21 +253,21 @@ class Stack(Component):
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
-        for label, block, repeat, which in self.groups():
-            x = self._layers(f, x, label, block, repeat, which)
+        for label, block, repeat, indices in self.groups():
+            x = self._layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
             x = self.streams.narrowed(f, x)
             f.hold(x=x)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
-    def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape, positions: Weight | None) -> Value:
-        """The input of the first layer."""
+    def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
+        """Returns the input of the first layer."""
         if self.stem is not None:
             x = f.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
-        x = x.seen(*below)
+        x = x.seen(*embedding_axes)
         if positions is not None:
             with f.function():
                 row = f.look_up(positions, x.rows, by="positions")
@@ -279,22 +283,30 @@ class Stack(Component):
         f.hold(x=x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, which: Any) -> Value:
+    def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If they share parameters, the first layer has them."""
-        shown, about = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
+        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:
-            return f.layers(x, lambda v: block.flow(f, v), repeat, which, label=shown, **about)
-        first, others = (None, None) if which is None else (which[:1], which[1:])
-        alone = isinstance(repeat, int) and repeat == 1
-        more = 0 if alone else repeat - 1
-        sharing = None if alone else Sharing(first=True, others=more)
-        x = f.layers(x, lambda v: block.flow(f, v, sharing), 1, first, label=shown, **about)
-        if alone:
+            return f.layers(x, lambda v: block.flow(f, v), repeat, indices, label=shown_label, **node_fields)
+        first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
+        is_single = isinstance(repeat, int) and repeat == 1
+        others_count = 0 if is_single else repeat - 1
+        sharing = None if is_single else Sharing(first=True, others=others_count)
+        x = f.layers(x, lambda v: block.flow(f, v, sharing), 1, first_index, label=shown_label, **node_fields)
+        if is_single:
             return x
         role = {"role": "shared"} if block.shares_all else {}
-        further = (shown or BASE) + SHARED
-        again = Sharing(first=False, others=more)
-        return f.layers(x, lambda v: block.flow(f, v, again), more, others, label=further, **about, **role)
+        shared_label = (shown_label or BASE) + SHARED
+        later_sharing = Sharing(first=False, others=others_count)
+        return f.layers(
+            x,
+            lambda v: block.flow(f, v, later_sharing),
+            others_count,
+            other_indices,
+            label=shared_label,
+            **node_fields,
+            **role,
+        )
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -320,9 +332,9 @@ class Stack(Component):
             position=Rope(),
         )
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
-        own = Gemma4Layer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate)
+        gemma_layer = Gemma4Layer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate)
         shares: dict[str, AnyLayer] = {
-            "shares": own.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})
+            "shares": gemma_layer.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})
         }
         table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
         altup = AltUpLayer(
@@ -338,7 +350,7 @@ class Stack(Component):
             ),
             cls(
                 num_hidden_layers=4,
-                block=own,
+                block=gemma_layer,
                 variants=shares,
                 first_layers=(BASE, BASE),
                 pattern=("shares",),
@@ -363,16 +375,16 @@ class Stack(Component):
 
 
 def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
+    """Returns `base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
-        below = out.get(key)
+        base_value = out.get(key)
         if (
             isinstance(value, dict)
-            and isinstance(below, dict)
-            and value.get("type", below.get("type")) == below.get("type")
+            and isinstance(base_value, dict)
+            and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid(below, value)
+            out[key] = overlaid(base_value, value)
         else:
             out[key] = value
     return out
@@ -384,23 +396,23 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class StackReference(nn.Module):
-        """Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
+        """The stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
         def __init__(self, spec: Stack, context: Context) -> None:
             super().__init__()
-            below = Context(spec.input_size or context.hidden_size, context.causal)
+            embedding_context = Context(spec.input_size or context.hidden_size, context.causal)
             if spec.stem is not None:
                 self.stem = spec.stem.reference(context)
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
             if spec.position is not None:
-                self.embed_positions = spec.position.reference(below)
-            self._token_types = self._held(spec.token_types, below)
+                self.embed_positions = spec.position.reference(embedding_context)
+            self._token_types = self._held(spec.token_types, embedding_context)
             if spec.embedding_norm is not None:
-                self.embed_norm = spec.embedding_norm.reference(below)
+                self.embed_norm = spec.embedding_norm.reference(embedding_context)
             if spec.input_size is not None:
                 self.input_proj = nn.Linear(spec.input_size, context.hidden_size)
-            for name, part, more in (
+            for name, part, arguments in (
                 ("relative_bias", spec.relative_bias, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
                 ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
@@ -408,10 +420,10 @@ def _reference() -> type[nn.Module]:
                 ("second_stream", spec.second_stream, ()),
             ):
                 if part is not None:
-                    self.add_module(name, part.reference(context, *more))
+                    self.add_module(name, part.reference(context, *arguments))
             self._streams = self._held(spec.streams, context)
-            rest = spec.pattern * spec.num_hidden_layers
-            names = (*spec.first_layers, *rest)[: spec.num_hidden_layers]
+            repeated = spec.pattern * spec.num_hidden_layers
+            names = (*spec.first_layers, *repeated)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
             self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
@@ -423,8 +435,9 @@ def _reference() -> type[nn.Module]:
                 self.norm = spec.final_norm.reference(context)
 
         def _held(self, part: Component | None, context: Context) -> tuple[Any, ...]:
-            """The module of a part whose children are the stack's own, or nothing, as a tuple: torch does not register
-            modules in a tuple.
+            """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
+
+            torch does not register modules in a tuple.
             """
             if part is None:
                 return ()
@@ -433,13 +446,13 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, child)
             return (module,)
 
-        def _share(self, first: nn.Module, other: nn.Module) -> None:
+        def _share(self, first_layer: nn.Module, layer: nn.Module) -> None:
             """Gives a layer the parameters and buffers of the first layer of its kind."""
-            share: Any = getattr(other, "share", None)
+            share: Any = getattr(layer, "share", None)
             if share is not None:  # a layer that shares only a part of itself
-                share(first)
+                share(first_layer)
                 return
-            share_tensors(first, other)
+            share_tensors(first_layer, layer)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x

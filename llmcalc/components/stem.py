@@ -48,17 +48,17 @@ class ConvStem(Component):
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
-        """width: the encoder's width. x: token embeddings where the stem is recorded alone."""
-        read = f.frames = x if x.fixed else self.frames_read()
-        wide = width or x.axes
-        y = f.act(f.conv("conv1", read, *wide, kernel=3, bias=True), "gelu")
-        return f.act(f.conv("conv2", y, *wide, kernel=3, bias=True, rows=self.positions), "gelu")
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        frames = f.frames = x if x.fixed else self.frames_read()
+        axes = width or x.axes
+        y = f.act(f.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
+        return f.act(f.conv("conv2", y, *axes, kernel=3, bias=True, rows=self.positions), "gelu")
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context.hidden_size)
 
     def frames(self, batch: int) -> tuple[int, int, int]:
-        """The shape of the stem's input: [batch, num_mel_bins, frames]."""
+        """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 
     @classmethod
@@ -71,7 +71,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ConvStemReference(nn.Module):
-        """frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
+        """The convolutional stem. frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
 
         def __init__(self, spec: ConvStem, hidden_size: int) -> None:
             super().__init__()

@@ -19,9 +19,9 @@ class ResidualStreams(StackPart):
     noun: ClassVar[str] = "streams"
 
     def widened(self, f: Flow, x: Value) -> Value:
-        """Returns all streams. x: the input that the first layer would have without it."""
+        """Splits one residual stream into several. x: the input that the first layer would have without streams."""
         raise TypeError(f"{type(self).__name__} widens nothing")
 
     def narrowed(self, f: Flow, x: Value) -> Value:
-        """Returns one residual stream. x: all streams after the last layer."""
+        """Merges all streams into one residual stream. x: all streams after the last layer."""
         raise TypeError(f"{type(self).__name__} narrows nothing")

@@ -50,7 +50,7 @@ class TokenTypes(StackPart):
         return x
 
     def reference(self, context: Context) -> nn.Module:
-        """forward(token embeddings [batch, tokens, width]) → their sum. The stack registers its children as its own."""
+        """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
         return _reference()(self, context.hidden_size)
 
     @classmethod
@@ -74,9 +74,9 @@ def _reference() -> type[nn.Module]:
                 self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
 
         def forward(self, x: Tensor) -> Tensor:
-            first = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+            zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
             for table in self.children():
-                x = x + table(first)
+                x = x + table(zero_ids)
             return x
 
     return TokenTypesReference

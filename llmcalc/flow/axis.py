@@ -34,8 +34,8 @@ class Beside:
 
     @property
     def size(self) -> Number:
-        first, *others = (extent(part) for part in self.parts)
-        return sum(others, first)
+        first_extent, *other_extents = (extent(part) for part in self.parts)
+        return sum(other_extents, first_extent)
 
 
 Shape: TypeAlias = tuple["Axis | Beside", ...]

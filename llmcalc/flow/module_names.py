@@ -80,7 +80,7 @@ class ModuleNames:
         earlier: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """tree: the tree of a spec. kind: the kind of the spec.
+        """Builds the names of a spec's tree. kind: the kind of the spec.
 
         names: the modules of its family's record.
         earlier: the names of earlier checkpoints in that record.
@@ -90,37 +90,37 @@ class ModuleNames:
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
         self._layers: dict[tuple[str, int], tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {}
-        text = [f"{name}." for name in _alternatives(names.get("", "")) if name]
-        roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text))))
+        text_prefixes = [f"{name}." for name in _alternatives(names.get("", "")) if name]
+        roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
-        beside = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
+        other_children = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
         if sides:
-            self._stack("", beside, roots)
+            self._stack("", other_children, roots)
             for name, stack in sides.items():
                 self._stack(f"{name}.", stack.children, self._side(name, roots))
         else:
-            side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
-            self._stack("", beside, self._side(kind, roots) if side else roots)
+            one_sided = kind == "encoder" or any(key.startswith("decoder.") for key in names)
+            self._stack("", other_children, self._side(kind, roots) if one_sided else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published(path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
 
     def _earlier_name(self, name: str) -> str:
-        for pattern, other in self._earlier:
-            name = pattern.sub(other, name)
+        for pattern, replacement in self._earlier:
+            name = pattern.sub(replacement, name)
         return name
 
     def _published(self, path: str) -> tuple[str, ...]:
         match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        generic = _without_numbers(path if match is None else match[3])
+        pattern = _without_numbers(path if match is None else match[3])
         if match is None:
-            found, numbers = self._outside.get(generic, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
-            return tuple(_numbered(name, numbers) for name in found) or (path,)
-        layers, inside = self._layers.get((match[1], int(match[2])), ((), {}))
+            names, numbers = self._outside.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            return tuple(_fill_stars(name, numbers) for name in names) or (path,)
+        layers, layer_nodes = self._layers.get((match[1], int(match[2])), ((), {}))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
-        found = tuple(_numbered(name, numbers) for name in inside.get(generic, ()))
-        return tuple(f"{layer}.{name}" if name else layer for layer in layers for name in found) or (path,)
+        names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
+        return tuple(f"{layer}.{name}" if name else layer for layer in layers for name in names) or (path,)
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
@@ -131,64 +131,78 @@ class ModuleNames:
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                within = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
-                self._outside |= {f"{side}{path}": _more(path, names) for path, names in within}
+                nodes = self._nodes(child, child.name, roots, roots, (f"{side}{child.name}", child.name))
+                self._outside |= {f"{side}{path}": _with_earlier_names(path, names) for path, names in nodes}
         indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        numbers = {index: number for number, index in enumerate(indices)}
+        numbers = {index: position for position, index in enumerate(indices)}
         lists = _alternatives(self._own.get(f"{side}layers", self._names["layers"]))
         for layer in (*layers, *predictors):
-            inside: dict[str, tuple[str, ...]] = {}
+            part_names: dict[str, tuple[str, ...]] = {}
             for part in _parts(layer):
                 keys = (f"{side}{part.name}", part.name)
-                inside |= {path: _more(path, names) for path, names in self._nodes(part, part.name, ("",), ("",), keys)}
+                part_names |= {
+                    path: _with_earlier_names(path, names)
+                    for path, names in self._nodes(part, part.name, ("",), ("",), keys)
+                }
             for i in layer.indices or ():
-                place = len(numbers) + i if layer in predictors else numbers.get(i, i)
-                at = [name.replace("*", str(place)) if "*" in name else f"{name}.{place}" for name in lists]
+                number = len(numbers) + i if layer in predictors else numbers.get(i, i)
+                layer_names = [name.replace("*", str(number)) if "*" in name else f"{name}.{number}" for name in lists]
                 self._layers[f"{side}{layer.name}", i] = (
-                    tuple(f"{root}{name}" for root in roots for name in at),
-                    inside,
+                    tuple(f"{root}{name}" for root in roots for name in layer_names),
+                    part_names,
                 )
 
     def _nodes(
         self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yields (path, names) of a node and the nodes below it.
+        """Yields the path and the published names of a node and of every node below it.
 
         parents: the prefixes of its parent's modules.
         outer: the prefixes of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        deeper = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
-        alone = {word for keys in deeper.values() for word in self._words(keys) if word.startswith(".")}
-        parts = alone if node.children else None
-        chosen = self._named(keys)
-        if chosen == "":
+        child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
+        outer_words = {word for keys in child_keys.values() for word in self._words(keys) if word.startswith(".")}
+        parts = outer_words if node.children else None
+        entry = self._table_entry(keys)
+        if entry == "":
             names: tuple[str, ...] = ()
-            inside = parents
+            child_prefixes = parents
         else:
-            options = _options(chosen or node.name, parts)
-            whole = [[node.name]] if "/" in (chosen or "") else []  # checkpoints with the parts of a fused layer apart
-            names = tuple(dict.fromkeys(name for option in options + whole for name in _below(option, parents, outer)))
-            holders = [_without_parts(option, alone) for option in options]
-            inside = tuple(dict.fromkeys(f"{name}." for option in holders for name in _below(option, parents, outer)))
+            options = _options(entry or node.name, parts)
+            separate_parts = (
+                [[node.name]] if "/" in (entry or "") else []
+            )  # checkpoints with the parts of a fused layer apart
+            names = tuple(
+                dict.fromkeys(
+                    name for option in options + separate_parts for name in _paths_below(option, parents, outer)
+                )
+            )
+            holders = [_without_parts(option, outer_words) for option in options]
+            child_prefixes = tuple(
+                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer))
+            )
             if node.indices is not None:
-                names, inside = tuple(f"{name}.*" for name in names), tuple(f"{name}*." for name in inside)
+                names, child_prefixes = (
+                    tuple(f"{name}.*" for name in names),
+                    tuple(f"{name}*." for name in child_prefixes),
+                )
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
-            yield from self._nodes(child, f"{path}.{child.name}", inside, outer, deeper[child.name])
+            yield from self._nodes(child, f"{path}.{child.name}", child_prefixes, outer, child_keys[child.name])
 
-    def _named(self, keys: tuple[str, ...]) -> str | None:
-        """What the tables call a node: of its own family first, by the longest of its paths; None for its own name."""
+    def _table_entry(self, keys: tuple[str, ...]) -> str | None:
+        """Returns the table entry for a node: the family's first, by its longest path; None if no table has one."""
         return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
 
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
-        chosen = self._named(keys)
-        return (word for option in _options(chosen or "", None) for word in option)
+        entry = self._table_entry(keys)
+        return (word for option in _options(entry or "", None) for word in option)
 
 
 def _parts(layer: Node) -> Iterator[Node]:
-    """The parts of a layer, or of a module that predicts further tokens: those of its layer are named as in any layer.
+    """Yields the parts of a layer; a prediction module's block counts as a layer, so its parts have the same names.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -198,7 +212,7 @@ def _parts(layer: Node) -> Iterator[Node]:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint: its config, and what its classes call the modules of its model.
+    """A published checkpoint: its config, and the names that its classes give the modules of its model.
 
     config: its parsed `config.json`.
     modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
@@ -212,12 +226,12 @@ class Checkpoint:
     prefixes: tuple[str, ...] = WRAPPED
 
     def names(self, tree: Node, kind: str) -> ModuleNames:
-        """The names of its modules. tree: the tree of its spec. kind: the kind of its spec."""
+        """Returns the published module names of a tree. tree: the tree of its spec. kind: the kind of its spec."""
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
 def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """The alternatives of an entry of a table, each as the modules that it joins, without what is subtracted.
+    """Parses a table entry into its alternatives; each is a list of joined modules, without the subtracted ones.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -228,24 +242,24 @@ def _options(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     ]
     if parts is None:
         return options
-    heads = [name.removeprefix(".") for name in parts]
+    first_names = [name.removeprefix(".") for name in parts]
     joined = [
         option
         for option in options
-        if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in heads for word in option)
+        if len(option) > 1 and any(f"{name}.".startswith(f"{word}.") for name in first_names for word in option)
     ]
     return joined or [option for option in options if len(option) == 1] or options
 
 
-def _without_parts(option: list[str], alone: Iterable[str]) -> list[str]:
-    """The modules of an alternative that can hold parts: of joined ones those that are not a part themselves."""
+def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
+    """Returns the modules of an alternative that can have parts: of joined modules, those that are not a part."""
     if len(option) == 1:
         return option
-    return [word for word in option if f".{word.removeprefix('.')}" not in alone] or option
+    return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
 
 
-def _below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
-    """The paths of modules below their parents; below `outer` for a name with a leading dot."""
+def _paths_below(words: list[str], parents: tuple[str, ...], outer: tuple[str, ...]) -> Iterator[str]:
+    """Yields the paths of modules below their parents; a name with a leading dot is below `outer` instead."""
     for word in words:
         for prefix in outer if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
@@ -255,30 +269,30 @@ def _alternatives(text: str) -> list[str]:
     return text.split(" | ")
 
 
-def _more(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the node at `path` with those of earlier checkpoints and of single experts.
+def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Adds the names in earlier checkpoints and those of single experts to the names of the node at `path`.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
-    *above, node = path.split(".")
-    several = list(names)
-    if above and above[-1] == "experts":
+    *ancestors, node = path.split(".")
+    all_names = list(names)
+    if ancestors and ancestors[-1] == "experts":
         modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
-        several += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
-    found: list[str] = []
-    for name in dict.fromkeys(several):
+        all_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
+    variants: list[str] = []
+    for name in dict.fromkeys(all_names):
         *steps, leaf = name.split(".")
         choices = [(step, *EARLIER.get(step, ())) for step in steps]
-        leaves = (leaf, *EARLIER.get(leaf, ()))
-        found += [".".join(chosen) for chosen in product(*choices, leaves)]
-    return tuple(dict.fromkeys(found))
+        leaf_names = (leaf, *EARLIER.get(leaf, ()))
+        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, leaf_names)]
+    return tuple(dict.fromkeys(variants))
 
 
 def _without_numbers(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-def _numbered(name: str, numbers: Sequence[str]) -> str:
-    """The name with its stars replaced by these numbers in their order; 0 for further ones."""
-    rest = iter(numbers)
-    return re.sub(r"\*", lambda _: next(rest, "0"), name)
+def _fill_stars(name: str, numbers: Sequence[str]) -> str:
+    """Replaces the stars of a name by these numbers in order; stars without a number become 0."""
+    remaining = iter(numbers)
+    return re.sub(r"\*", lambda _: next(remaining, "0"), name)

@@ -93,7 +93,7 @@ class Scope:
         self.after: Value | None = None
 
     def node(self) -> Node:
-        """This scope as a node, with everything in it."""
+        """Returns the node of this scope, with the nodes of everything in it."""
         op, forms, children = _nodes(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
@@ -104,11 +104,11 @@ class Scope:
             if isinstance(item, Scope):
                 yield from item.scopes()
             elif isinstance(item, Alternatives):
-                _, *inner = next(iter(item.branches.values())).scopes()
-                yield from inner
+                _, *inner_scopes = next(iter(item.branches.values())).scopes()
+                yield from inner_scopes
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
-        """Yields every step in it and below it, in order; of alternatives, only the first branch.
+        """Yields every step in this scope and below it, in order; of alternatives, only the first branch.
 
         idle: whether to include steps that no pass runs, true by default.
         """
@@ -124,7 +124,7 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to run one part: name of the form → branch. The first is the default.
+    """Several ways to compute one value: name of the form → branch. The first is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -139,20 +139,20 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """The op of a scope itself, its forms, and its child nodes."""
+    """Returns the op of a scope itself, its forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
     for item in items:
         if isinstance(item, Scope) and item.nth:
-            i, first = next((i, child) for i, child in enumerate(children) if child.name == item.name)
-            children[i] = replace(first, repeat=item.nth + 1, indices=range(item.nth + 1))
+            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == item.name)
+            children[i] = replace(first_copy, repeat=item.nth + 1, indices=range(item.nth + 1))
         elif isinstance(item, Scope):
             children.append(item.node())
         elif isinstance(item, Alternatives):
-            own, more, below = _merged(item)
-            op, forms = (op, forms) if own is None else (own, more)
-            children += below
+            branch_op, branch_forms, branch_children = _merged(item)
+            op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
+            children += branch_children
         elif item.name:
             children.append(Node(item.name, item.op, **item.about))
         elif item.op is not None:
@@ -161,17 +161,23 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 
 
 def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """The nodes of the first form; each has the ops of the other forms where they differ."""
+    """Returns the nodes of the first form; each also has the ops of other forms that differ from its own."""
     (_, first), *others = alternatives.branches.items()
-    found = [(name, _nodes(branch.items)) for name, branch in others]
+    other_nodes = [(name, _nodes(branch.items)) for name, branch in others]
     op, forms, children = _nodes(first.items)
-    forms |= {name: own for name, (own, _, _) in found if own is not None and not _equal(own, op)}
-    merged = []
+    forms |= {
+        name: other_op for name, (other_op, _, _) in other_nodes if other_op is not None and not _equal(other_op, op)
+    }
+    merged_children = []
     for child in children:
-        other = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in found}
-        differ = {name: n.op for name, n in other.items() if n.op is not None and not _equal(n.op, child.op)}
-        merged.append(Node(**{**_fields(child), "forms": {**child.forms, **differ}}) if differ else child)
-    return op, forms, merged
+        counterparts = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in other_nodes}
+        different_ops = {
+            name: n.op for name, n in counterparts.items() if n.op is not None and not _equal(n.op, child.op)
+        }
+        merged_children.append(
+            Node(**{**_fields(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
+        )
+    return op, forms, merged_children
 
 
 def _equal(left: Op, right: Op | None) -> bool:

@@ -1,4 +1,4 @@
-"""Where operations are recorded: modules, layers, and what a step keeps. The verbs for operations are in `verbs/`."""
+"""The recorder of modules, layers and variables. The verbs for operations are in `verbs/`."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Recorder:
         self._whole = False
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
         """Records everything inside as part of the module `name`.
 
-        whole: whether everything inside is counted under its kind. about: fields of its node.
+        whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
-        above, outside = self.here, self._whole
-        self.here = Scope(name, self._about(about))
-        above.items.append(self.here)
-        self._whole = outside or whole
+        parent, parent_whole = self.here, self._whole
+        self.here = Scope(name, self._node_fields(node_fields))
+        parent.items.append(self.here)
+        self._whole = parent_whole or whole
         try:
             yield self.here
         finally:
-            self.here, self._whole = above, outside
+            self.here, self._whole = parent, parent_whole
 
     def part(
         self,
@@ -72,7 +72,7 @@ class Recorder:
         nth: int | None = None,
         apart: bool = False,
         after: Value | None = None,
-        **more: Any,
+        **arguments: Any,
     ) -> Value:
         """Records a part as a module of that name.
 
@@ -80,26 +80,26 @@ class Recorder:
         apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
         after: a value that stands for the output of the first of the layers that follow: the part runs right after that
             layer, on its input x and this output, and replaces it; None for a part that runs where it is recorded.
-        more: further arguments of its flow.
+        arguments: further arguments of its flow.
         """
-        which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
+        indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **indices) as scope:
             scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
-            made = part.flow(self, x, **more) if after is None else part.flow(self, x, after=after, **more)
-            scope.gives = made
-            return made
+            output = part.flow(self, x, **arguments) if after is None else part.flow(self, x, after=after, **arguments)
+            scope.gives = output
+            return output
 
     def layers(
         self,
         x: Value,
         run: Callable[[Value], Value],
         repeat: Number,
-        which: Sequence[int] | None,
+        indices: Sequence[int] | None,
         name: str = "layers",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
-        """Records `repeat` equal layers once; each layer's output is the next one's input."""
-        with self.scope(name, repeat=repeat, indices=which, **about) as scope:
+        """Records `repeat` equal layers once; each layer's output is the next layer's input."""
+        with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
 
@@ -112,60 +112,60 @@ class Recorder:
         *,
         after: Value,
         split: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
-        """Records equal modules, one for each index of `over`, once. Their outputs are stacked after the value `after`.
+        """Records equal modules once, with an axis for their number. Their outputs are stacked after the value `after`.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
-        which = range(over.size) if isinstance(over.size, int) else None
-        one = x.seen(*x.axes[1:]) if split else x
-        with self.scope(name, repeat=over.size, indices=which, **about) as scope:
-            scope.over, scope.reads, scope.slice = over, x, one if split else None
-            made = scope.gives = run(one)
-        every = Axis(over.name, over.size + 1)
-        return self.step("stack", "", (after, made), Value(made.rows, (every, *made.axes)))
+        indices = range(over.size) if isinstance(over.size, int) else None
+        module_input = x.seen(*x.axes[1:]) if split else x
+        with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
+            scope.over, scope.reads, scope.slice = over, x, module_input if split else None
+            output = scope.gives = run(module_input)
+        stacked_axis = Axis(over.name, over.size + 1)
+        return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Records several ways to compute one value: name of the form → function. The first is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
-        above, made = self.here, dict[str, Scope]()
+        parent, scopes = self.here, dict[str, Scope]()
         for name, branch in branches.items():
-            self.here = made[name] = Scope(name, {})
+            self.here = scopes[name] = Scope(name, {})
             self.here.gives = branch()
-        self.here = above
-        above.items.append(Alternatives(made))
-        first, *_ = made.values()
-        assert first.gives is not None
-        return first.gives
+        self.here = parent
+        parent.items.append(Alternatives(scopes))
+        first_scope, *_ = scopes.values()
+        assert first_scope.gives is not None
+        return first_scope.gives
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
         """Records everything inside as a separate stack, which cannot see values shared by other layers."""
-        outside = self.causal, self.memory, self.memo
+        outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
             yield
         finally:
-            self.causal, self.memory, self.memo = outside
+            self.causal, self.memory, self.memo = outer_state
 
-    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+    def _node_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
-            about.pop("kind", None)
-        return about
+            fields.pop("kind", None)
+        return fields
 
     def rank_part(self, argument: Any) -> Any:
-        """An axis, a shape or a weight as it is recorded: unchanged, or the part of one rank (`RankFlow`)."""
+        """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns the part of one rank."""
         return argument
 
     def n(self, shape: Shape) -> Number:
-        """The number of elements of a shape."""
+        """Returns the number of elements of a shape."""
         return extent(shape)
 
     def node(self) -> Node:
-        """The tree of nodes of the program."""
+        """Returns the tree of nodes of the program."""
         return self.root.node()
 
     def record(
@@ -182,11 +182,13 @@ class Recorder:
         """Records one step with all of its outputs."""
         if weight is not None:
             weight.made = True
-        self.here.items.append(Step(verb, name, ins, outs, op, weight, options, self._about(about) if about else None))
+        self.here.items.append(
+            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
+        )
 
-    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
+    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
         """Records one step with one output, and returns the output."""
-        self.record(verb, name, ins, (out,), **what)
+        self.record(verb, name, ins, (out,), **options)
         return out
 
     @contextmanager
@@ -199,20 +201,20 @@ class Recorder:
         self.record("leave", "", ())
 
     def also(self, value: Value) -> None:
-        """A further result of the model beside `result`: predictions that have a loss of their own."""
+        """Records a second output of the model beside `result`: predictions that have a loss of their own."""
         self.record("also", "", (value,))
 
-    def hold(self, **named: Value) -> None:
-        """The variables of the forward pass: each keeps its value until it gets another one, or the module returns.
+    def hold(self, **variables: Value) -> None:
+        """Names variables of the forward pass. A variable keeps its value until it is reassigned or the module returns.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
-        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=False)
+        self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
-    def hold_outside(self, **named: Value) -> None:
-        """Like `hold`, for variables of the forward pass of the module around this one."""
-        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=True)
+    def hold_outside(self, **variables: Value) -> None:
+        """Names variables of the forward pass of the enclosing module, as `hold` does for the module itself."""
+        self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
-    def keep(self, **named: Value) -> None:
-        """What the forward pass keeps for all layers: each keeps its value until the pass ends."""
-        self.record("keep", "", tuple(named.values()), names=tuple(named))
+    def keep(self, **values: Value) -> None:
+        """Names values that the forward pass keeps for all layers, until the pass ends."""
+        self.record("keep", "", tuple(values.values()), names=tuple(values))

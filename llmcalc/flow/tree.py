@@ -41,8 +41,8 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 
 @cache
-def _absent(roles: frozenset[Role]) -> frozenset[str]:
-    """The effects that do not count at a node with these roles."""
+def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
+    """Returns the effects that do not count at a node with these roles."""
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
@@ -76,8 +76,8 @@ class Node:
     forms: Mapping[str, Op] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        what = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return printable(f"<Node {self.segment or 'of a model'}: {what}>")
+        content = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
+        return printable(f"<Node {self.segment or 'of a model'}: {content}>")
 
     @property
     def segment(self) -> str:
@@ -86,19 +86,20 @@ class Node:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it has layers as children."""
+        """Whether this node has layers as children."""
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """A copy with only the nodes that may have that effect; its totals of the effect are the same."""
-        kept = tuple(child for each in self.children if (child := each.only(effect)).children or child._has(effect))
-        return replace(self, children=kept)
+        """Returns a copy with only the nodes that may have an effect; its totals of the effect are the same."""
+        copies = (child.only(effect) for child in self.children)
+        children = tuple(copy for copy in copies if copy.children or copy._has(effect))
+        return replace(self, children=children)
 
     def _has(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
-        """Whether it, or a node below it, has a form of that name."""
+        """Whether this node, or a node below it, has a form of that name."""
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
@@ -163,15 +164,15 @@ class Place:
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:
-        """This place and every place below it, parents first."""
+        """Yields this place and every place below it, parents first."""
         yield self
         for child in self.children():
             yield from child.walk()
 
     @property
     def use(self) -> Use | None:
-        """The node's own primitive as it is used here; None for a group."""
-        return _use(self.node, self.roles, self.run_config)
+        """The node's own primitive with its roles and its run; None for a group."""
+        return _primitive_use(self.node, self.roles, self.run_config)
 
     def own(self, cost: Cost) -> Number:
         """The cost of one repeat of this node, without the nodes below it."""
@@ -183,7 +184,7 @@ class Place:
 
         include: the optional parts below it that are counted.
         """
-        return _each(self.node, self.roles, self.run_config, cost, include)
+        return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """The cost of all repeats of this node in one copy of its parent."""
@@ -196,15 +197,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A primitive in its place. An effect that it does not declare, or that its roles exclude, is 0."""
+    """A primitive with its roles and its run. An effect that it does not declare, or that its roles exclude, is 0."""
 
     op: Op
     roles: frozenset[Role]
     run_config: RunConfig | None
 
     def has(self, effect: str) -> bool:
-        """Whether the primitive has that effect here."""
-        return effect in self.op.effects and effect not in _absent(self.roles)
+        """Whether the primitive has that effect in these roles."""
+        return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _of(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
@@ -228,8 +229,8 @@ class Use:
         return self._flops("backward_flops")
 
     def _flops(self, effect: str) -> Number:
-        found = self._of(effect, self.run_config)
-        return found if self.run_config is None else self.run_config.of_one_rank(found)
+        flops = self._of(effect, self.run_config)
+        return flops if self.run_config is None else self.run_config.of_one_rank(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._of("cache_bits", self.run_config, kv_bits)
@@ -241,8 +242,8 @@ class Use:
         return self._of("spared_evenly")
 
 
-def _use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
-    """The node's own primitive in these roles, in the form that runs."""
+def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
+    """Returns the node's own primitive in these roles, in the form that runs; None for a group."""
     op = node.op
     if op is None:
         return None
@@ -251,16 +252,16 @@ def _use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Us
     return Use(op, roles, run_config)
 
 
-def _each(
+def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
 ) -> Number:
-    """The cost of one repeat of a node in these roles. It avoids places for speed."""
-    use = _use(node, roles, run_config)
+    """Returns the cost of one repeat of a node in these roles. It creates no places, for speed."""
+    use = _primitive_use(node, roles, run_config)
     value: Number = 0 if use is None else cost(use)
     for child in node.children:
         if not child.optional or child.optional in include:
-            below = roles if child.role == "own" else roles | {child.role}
-            cost_below = _each(child, below, run_config, cost, include)
+            child_roles = roles if child.role == "own" else roles | {child.role}
+            cost_below = _cost_per_repeat(child, child_roles, run_config, cost, include)
             if not is_zero(cost_below):
                 value = add(value, times(cost_below, child.repeat))
     return value
@@ -273,7 +274,7 @@ Cost: TypeAlias = Callable[[Use], Number]
 def by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
-    """The cost of every primitive, summed per component. The values add up to the total."""
+    """Returns the cost of every primitive, summed per component. The values add up to the total."""
     sums: dict[str, Number] = {}
     for place in root.walk(run_config):
         if place.optional and place.optional not in include:
@@ -285,7 +286,7 @@ def by_kind(
 
 
 def spans(indices: Sequence[int]) -> str:
-    """`0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
+    """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
         if stride > 1 and all(b - a == stride for a, b in pairwise(indices)):
@@ -296,5 +297,5 @@ def spans(indices: Sequence[int]) -> str:
             runs[-1][1] = i
         else:
             runs.append([i, i])
-    text = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return text[0] if len(text) == 1 else "{" + ",".join(text) + "}"
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return texts[0] if len(texts) == 1 else "{" + ",".join(texts) + "}"

@@ -1,4 +1,4 @@
-"""Values with rows and named axes, and weights, each of which exists once however often it is used."""
+"""Values with rows and named axes, and weights. Each weight is counted once, however often it is used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Value:
         return self._width
 
     def seen(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
-        """The same storage with other axes."""
+        """Returns a view of the same storage with other axes."""
         return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 
     @property
@@ -43,7 +43,7 @@ class Value:
 
 
 class Weight:
-    """A trained tensor. It is counted in the first step that uses it; in any further step it is tied.
+    """A trained tensor. The first step that uses it counts it; in later steps it is tied.
 
     out, ins: the axes of its output and of its input.
     made: whether a step uses it. tied: whether a second step uses it.

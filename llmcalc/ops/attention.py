@@ -38,35 +38,35 @@ class AttentionCore(Op):
 
     @property
     def chooses(self) -> bool:
-        """Whether another part selects the keys: a full pass masks the others, decoding does not read them."""
+        """Whether an indexer selects the keys: a full pass masks the other keys, decoding does not read them."""
         return self.selected is not None
 
-    def pairs(self, s: RunConfig) -> Number:
+    def pairs(self, run: RunConfig) -> Number:
         """The number of (query, key) pairs per head and sequence, under the run's counting convention."""
-        new, past = s.new(self.rows), s.past(self.rows)
+        new, past = run.new(self.rows), run.past(self.rows)
         if self.keys is not None:
-            return new * s.held(self.keys)
-        if s.pairs == "full":
-            return new * (new + self._kept(past, s))
+            return new * run.held(self.keys)
+        if run.pairs == "full":
+            return new * (new + self._cached_keys(past, run))
         if not self.causal:
-            return _both_ways(new, self.window)
+            return _centred_pairs(new, self.window)
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
-        return _up_to(past + new, window, self.chunk) - _up_to(past, window, self.chunk)
+        return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 
-    def _kept(self, past: Number, s: RunConfig) -> Number:
-        """The number of cached keys of earlier passes: of a window of W, the W − 1 that the next token attends to."""
+    def _cached_keys(self, past: Number, run: RunConfig) -> Number:
+        """The number of cached keys that new tokens attend to; with a window W, at most W − 1."""
         limit = self.window if self.window is not None else self.chunk
-        if self.selected is not None and s.phase == "decode":
+        if self.selected is not None and run.phase == "decode":
             limit = self.selected
         return past if limit is None or is_zero(past) else minimum(past, limit - 1)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.batch * self.heads * self.pairs(s) * (self.qk_dim + self.v_dim)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.batch * self.heads * self.pairs(run) * (self.qk_dim + self.v_dim)
 
-    def backward_flops(self, s: RunConfig) -> Number:
+    def backward_flops(self, run: RunConfig) -> Number:
         """Eager: dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023, §3.1)."""
-        scores = 3 if s.attention == "flash" else 2
-        return 2 * s.batch * self.heads * self.pairs(s) * (scores * self.qk_dim + 2 * self.v_dim)
+        scores = 3 if run.attention == "flash" else 2
+        return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +89,30 @@ class KVCache(Op):
 
     @property
     def vectors(self) -> tuple[tuple[Number, Number], ...]:
-        """(heads, size) of each vector that is cached per token."""
+        """The (heads, size) of each vector that is cached per token."""
         return self.parts or ((1, self.width),)
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        tokens = s.held(self.rows)
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        tokens = run.held(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)
-        return s.batch * tokens * self.width * kv_bits
+        return run.batch * tokens * self.width * kv_bits
 
 
-def _up_to(n: Number, window: Number, chunk: Number) -> Number:
+def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
     """The number of allowed pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(n, window)
         return triangle(m) + (n - m) * window
     if chunk is not None:
-        whole = floor_div(n, chunk)
-        return whole * triangle(chunk) + triangle(n - whole * chunk)
+        whole_chunks = floor_div(n, chunk)
+        return whole_chunks * triangle(chunk) + triangle(n - whole_chunks * chunk)
     return triangle(n)
 
 
-def _both_ways(n: Number, window: Number) -> Number:
-    """The number of allowed pairs of n tokens, each with a window centred on it."""
+def _centred_pairs(n: Number, window: Number) -> Number:
+    """The number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
         return n * n
     before, after = floor_div(window - 1, 2), floor_div(window, 2)
-    return _up_to(n, before + 1, None) + _up_to(n, after + 1, None) - n
+    return _causal_pairs(n, before + 1, None) + _causal_pairs(n, after + 1, None) - n

@@ -69,12 +69,12 @@ class Op:
     def active_params(self) -> Number:
         return self.params()
 
-    def forward_flops(self, s: RunConfig) -> Number:
+    def forward_flops(self, run: RunConfig) -> Number:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        """A product y = x·Wᵀ has two products of the same size in its backward pass, dx = dy·W and dW = dyᵀ·x."""
-        return 2 * self.forward_flops(s)
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Twice the forward: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
+        return 2 * self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,10 @@ class Weight(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         if self.rows is None:
             return (ParamTensor(by_head(self.size, self.heads), "vector"),)
-        each = exact_div(self.size, self.rows)
-        shape = (self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads))
+        row_size = exact_div(self.size, self.rows)
+        shape = (
+            (self.rows, row_size) if self.heads is None else (self.rows, self.heads, exact_div(row_size, self.heads))
+        )
         return (ParamTensor(shape, "vector"),)
 
 

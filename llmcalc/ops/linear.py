@@ -53,14 +53,14 @@ class Linear(Op):
         weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.n_in * self.n_out
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.n_in * self.n_out
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        """dW over all rows, dx over the rows that are computed from parameters."""
-        rows = s.rows(self.rows)
-        graded = 0 if self.constant else rows - s.constant(self.rows)
-        return 2 * add(rows, graded) * self.n_in * self.n_out
+    def backward_flops(self, run: RunConfig) -> Number:
+        """The product dW over all rows, and dx over the rows that are computed from parameters."""
+        rows = run.rows(self.rows)
+        gradient_rows = 0 if self.constant else rows - run.constant(self.rows)
+        return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,22 @@ class ExpertLinear(Op):
     bias: bool = False
     rows: Rows = TOKENS
 
-    def one(self) -> Number:
+    def expert_params(self) -> Number:
         """The parameters of one expert's linear layer."""
         return add(self.n_in * self.n_out, self.n_out if self.bias else 0)
 
     def params(self) -> Number:
-        return self.num_experts * self.one()
+        return self.num_experts * self.expert_params()
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         weight = ParamTensor((self.num_experts, self.n_out, self.n_in), "matrix")
         return (weight, ParamTensor((self.num_experts, self.n_out), "vector")) if self.bias else (weight,)
 
     def active_params(self) -> Number:
-        return self.top_k * self.one()
+        return self.top_k * self.expert_params()
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.top_k * self.n_in * self.n_out
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 
 @dataclass(frozen=True, slots=True)

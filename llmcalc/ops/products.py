@@ -18,8 +18,8 @@ class EntryLinear(Linear):
 
     rate: Number = 1
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return 2 * self.forward_flops(s) * minimum(floor_div(s.new(self.rows), self.rate), 1)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return 2 * self.forward_flops(run) * minimum(floor_div(run.new(self.rows), self.rate), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +38,29 @@ class IdentityExperts(Op):
     count: Number
     maps: tuple[ExpertLinear, ...]
 
-    def _one(self) -> Number:
+    def _expert_params(self) -> Number:
         """The parameters of one real expert."""
         size: Number = 0
-        for one in self.maps:
-            size = add(size, one.one())
+        for linear in self.maps:
+            size = add(size, linear.expert_params())
         return size
 
     def spared_at_most(self) -> Number:
-        """The most parameters that a token can avoid, with as many identity experts as possible."""
-        return minimum(self.maps[0].top_k, self.count) * self._one()
+        """The most parameters that a token can skip, when it selects as many identity experts as possible."""
+        return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
     def spared_evenly(self) -> Number:
-        """The parameters that a token avoids on average if all experts, identity or not, are equally likely: t·Z/(E +
-        Z) of its t experts; rounded up.
+        """The parameters that a token skips on average if all experts, identity or not, are equally likely.
+
+        With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """
         experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
-        return ceil_div(top_k * self.count * self._one(), experts + self.count)
+        return ceil_div(top_k * self.count * self._expert_params(), experts + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLinear(Op):
-    """A block-diagonal linear layer: `blocks` blocks, each from its part of x to its part of y.
+    """A block-diagonal linear layer: each of `blocks` blocks maps one slice of x to one slice of y.
 
     W: [blocks, n_out / blocks, n_in / blocks].
     """
@@ -80,8 +81,8 @@ class BlockLinear(Op):
         weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
         return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class Product(Op):
     columns: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.outer * self.inner * self.columns
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.outer * self.inner * self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class ExpertRows(Op):
     def active_params(self) -> Number:
         return self.top_k * self.width
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.top_k * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.top_k * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +134,18 @@ class BlockSums(Op):
     block: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * floor_div(s.new(self.rows), self.block) * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * floor_div(run.new(self.rows), self.block) * self.width
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return self.forward_flops(s)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMix(Op):
-    """Per token, the product of a [streams, streams] matrix and the streams, [streams, width], neither a parameter
-    (hyper-connections).
+    """Per token, the product of a [streams, streams] matrix and the residual streams (hyper-connections).
+
+    The streams are [streams, width]. Neither factor is a parameter.
     """
 
     effects = FLOPS
@@ -152,13 +154,13 @@ class StreamMix(Op):
     width: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.streams * self.streams * self.width
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.streams * self.streams * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets(Op):
-    """Two vectors of parameters: an offset for each of `weights` weights, and a scale for each of their `kinds`."""
+    """Parameters of hyper-connections: an offset per stream weight, and a scale per kind of weight."""
 
     effects = PARAMS
 
@@ -209,13 +211,13 @@ class Conv1d(Op):
         weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        outputs = add(s.new(self.rows), self.overlap)
-        outputs = outputs if s.continues(self.rows) else add(outputs, self.padding)
-        return 2 * s.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+    def forward_flops(self, run: RunConfig) -> Number:
+        outputs = add(run.new(self.rows), self.overlap)
+        outputs = outputs if run.continues(self.rows) else add(outputs, self.padding)
+        return 2 * run.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(s)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return (1 if self.constant else 2) * self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,5 +231,5 @@ class TableScores(Op):
     table: Table
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.heads * self.head_dim * s.new(self.table)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.heads * self.head_dim * run.new(self.table)

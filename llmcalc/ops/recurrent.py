@@ -24,13 +24,13 @@ class State(Op):
     kind: str = "recurrent_state"
     bits: Number = None
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        return s.batch * self.size * (kv_bits if self.bits is None else self.bits)
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        return run.batch * self.size * (kv_bits if self.bits is None else self.bits)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Op):
-    """h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x, for `inner` channels with `state` elements each (Gu & Dao 2023, §3.2).
+    """Mamba's recurrence for `inner` channels with `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
 
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
@@ -47,8 +47,8 @@ class SelectiveScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.inner, self.state), "vector"), ParamTensor((self.inner,), "vector"))
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.inner * self.state
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.inner * self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class HeadScan(Op):
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.heads,), "vector"),) * 3
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * self.heads * self.head_dim * self.state
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * self.heads * self.head_dim * self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class ChunkedScan(HeadScan):
 
     chunk: Number = 1
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, s.new(self.rows)
+    def forward_flops(self, run: RunConfig) -> Number:
+        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run.new(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         states, outputs = q * n * p, q * n * p  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
-        between = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
-        return 2 * s.batch * a * (chunks * (scores + values + states + outputs) + between)
+        border_flops = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
+        return 2 * run.batch * a * (chunks * (scores + values + states + outputs) + border_flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +114,23 @@ class DeltaRule(Op):
     by_channel: bool = False
     rows: Rows = TOKENS
 
-    def _chunks(self, s: RunConfig) -> Number:
-        return s.batch * self.heads * ceil_div(s.new(self.rows), self.chunk)
+    def _chunks(self, run: RunConfig) -> Number:
+        return run.batch * self.heads * ceil_div(run.new(self.rows), self.chunk)
 
-    def forward_flops(self, s: RunConfig) -> Number:
+    def forward_flops(self, run: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
         square = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunks(s) * (2 * c * c * square + 3 * 2 * c * k * v)
+        return self._chunks(run) * (2 * c * c * square + 3 * 2 * c * k * v)
 
-    def backward_flops(self, s: RunConfig) -> Number:
+    def backward_flops(self, run: RunConfig) -> Number:
         """Twice the forward, with two corrections.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.
         """
         c, k, v = self.chunk, self.key_dim, self.value_dim
-        solved = 0 if self.by_channel else self._chunks(s) * 2 * c * c * (k + v)
-        return add(2 * self.forward_flops(s), solved) - s.batch * self.heads * 4 * 2 * c * k * v
+        solve_flops = 0 if self.by_channel else self._chunks(run) * 2 * c * c * (k + v)
+        return add(2 * self.forward_flops(run), solve_flops) - run.batch * self.heads * 4 * 2 * c * k * v
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ class DecayScan(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 4 * s.rows(self.rows) * self.heads * self.head_dim * self.head_dim
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 4 * run.rows(self.rows) * self.heads * self.head_dim * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +159,32 @@ class LightningCore(DecayScan):
 
     block: Number = 1
 
-    def _last(self, s: RunConfig) -> Number:
+    def _last_block_tokens(self, run: RunConfig) -> Number:
         """The number of tokens in the last block."""
-        seq = s.new(self.rows)
+        seq = run.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        d, last, seq = self.head_dim, self._last(s), s.new(self.rows)
-        pairs = (seq - last) * self.block + last * last
-        return 4 * s.batch * self.heads * (times(d, pairs) + seq * d * d)
+    def forward_flops(self, run: RunConfig) -> Number:
+        d, last_block, seq = self.head_dim, self._last_block_tokens(run), run.new(self.rows)
+        pairs = (seq - last_block) * self.block + last_block * last_block
+        return 4 * run.batch * self.heads * (times(d, pairs) + seq * d * d)
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        """Twice the forward, less the products of the first state, which is not computed, and of the last one, which is
-        not used.
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Twice the forward, less three products that the backward pass does not need.
+
+        They are those of the first state, which is not computed, and of the last state, which is not used.
         """
-        d, first = self.head_dim, minimum(s.new(self.rows), self.block)
-        spared = 2 * s.batch * self.heads * d * d * (first + 2 * self._last(s))
-        return 2 * self.forward_flops(s) - spared
+        d, first_block = self.head_dim, minimum(run.new(self.rows), self.block)
+        spared = 2 * run.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run))
+        return 2 * self.forward_flops(run) - spared
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixMemory(Op):
-    """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).  State: [heads,
-    key_dim, value_dim] and its normalizer.
+    """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).
 
-    Each token has k ⊗ v, Q·C and q·n; a whole chunk of C tokens also has scores Q·Kᵀ and their product with V. Tokens
-    after the last whole chunk run one by one.
+    State: [heads, key_dim, value_dim] and its normalizer. Each token has k ⊗ v, Q·C and q·n; a full chunk of C tokens
+    also has scores Q·Kᵀ and their product with V. Tokens after the last full chunk run one by one.
     """
 
     effects = FLOPS
@@ -195,17 +195,18 @@ class MatrixMemory(Op):
     chunk: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, s.new(self.rows)
-        by_token, by_chunk = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
-        return s.batch * self.heads * (by_token + by_chunk)
+    def forward_flops(self, run: RunConfig) -> Number:
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run.new(self.rows)
+        token_flops, chunk_flops = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
+        return run.batch * self.heads * (token_flops + chunk_flops)
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        """Twice the forward, less the products with the first chunk's empty memory and, if no token follows it, with
-        the last chunk's memory.
+    def backward_flops(self, run: RunConfig) -> Number:
+        """Twice the forward, less the products with an empty or unused memory.
+
+        The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, s.new(self.rows)
-        whole = floor_div(seq, c)
-        ends_whole = 1 + whole - ceil_div(seq, c)
-        spared = minimum(whole, 1) * 2 * c * k * (v + 1) + ends_whole * 4 * c * k * v
-        return 2 * self.forward_flops(s) - s.batch * self.heads * spared
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run.new(self.rows)
+        whole_chunks = floor_div(seq, c)
+        no_remainder = 1 + whole_chunks - ceil_div(seq, c)
+        spared = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v
+        return 2 * self.forward_flops(run) - run.batch * self.heads * spared

@@ -1,4 +1,4 @@
-"""Linear layers of which a rank of a layout computes some rows: those of its tokens, or those that are sent to it."""
+"""Linear layers that a rank runs on some of the rows only: those of its own tokens, or those sent to it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .products import IdentityExperts
 
 @dataclass(frozen=True, slots=True)
 class LinearShare(Linear):
-    """A linear layer that every rank of a tensor group has whole and runs on its own tokens (sequence parallelism).
+    """A linear layer that every rank of a tensor group stores in full and runs on its tokens (sequence parallelism).
 
     ranks: how many ranks divide the tokens.
     """
 
     ranks: Number = 1
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return _part(Linear.forward_flops(self, s), self.ranks)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(Linear.forward_flops(self, run), self.ranks)
 
-    def backward_flops(self, s: RunConfig) -> Number:
-        return _part(Linear.backward_flops(self, s), self.ranks)
+    def backward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(Linear.backward_flops(self, run), self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShare(ExpertLinear):
-    """The experts of one of the ranks that exchange tokens, with every expert chosen as often as any other.
+    """The experts of one expert-parallel rank, with every expert chosen equally often.
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 
@@ -43,17 +43,17 @@ class ExpertShare(ExpertLinear):
     tensor: Number = 1
 
     def active_params(self) -> Number:
-        """Parameters that a token uses here on average, rounded down."""
-        used = _part(self.top_k * self.one(), self.ranks)
-        return used.__floor__() if isinstance(used, Fraction) else used
+        """The parameters of this rank that a token uses on average, rounded down."""
+        params = _per_rank(self.top_k * self.expert_params(), self.ranks)
+        return params.__floor__() if isinstance(params, Fraction) else params
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return _part(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
+    def forward_flops(self, run: RunConfig) -> Number:
+        return _per_rank(ExpertLinear.forward_flops(self, run) * self.parts, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts beside experts that ranks divide. maps: the linear layers of all real experts.
+    """The identity experts of a rank, beside divided real experts. maps: the linear layers of all real experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """
@@ -67,8 +67,8 @@ class IdentityShare(IdentityExperts):
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
 
 
-def _part(number: Number, ranks: Number) -> Number:
-    """One of so many equal parts; of a single token's products it may be no whole number."""
+def _per_rank(number: Number, ranks: Number) -> Number:
+    """Divides a number equally by the ranks; exact as a fraction where it is not a multiple."""
     if isinstance(number, int) and number % ranks:
         return Fraction(number, ranks)
     return exact_div(number, ranks)

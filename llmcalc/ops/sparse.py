@@ -1,4 +1,4 @@
-"""Attention of fewer architectures: to selected keys, to blocks, to compressed entries, and their caches."""
+"""Attention to selected keys, to blocks or to compressed entries, and its caches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class MaskedCore(AttentionCore):
 
     keep: Number = 1
 
-    def pairs(self, s: RunConfig) -> Number:
-        if s.pairs == "full":
-            return AttentionCore.pairs(self, s)
-        most = self.keep if self.window is None else minimum(self.keep, self.window)
-        return AttentionCore.pairs(replace(self, window=most), s)
+    def pairs(self, run: RunConfig) -> Number:
+        if run.pairs == "full":
+            return AttentionCore.pairs(self, run)
+        key_limit = self.keep if self.window is None else minimum(self.keep, self.window)
+        return AttentionCore.pairs(replace(self, window=key_limit), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,47 +41,48 @@ class BlockCore(AttentionCore):
     def chooses(self) -> bool:
         return True
 
-    def _seen(self, n: Number) -> Number:
-        """Pairs of the first n tokens: all pairs while they fill at most `blocks` blocks; then `blocks` − 1 blocks, and
-        the token's own block up to itself.
-        """
-        first = minimum(n, self.block * self.blocks)
-        rest = n - first
-        whole = floor_div(rest, self.block)
-        own = whole * triangle(self.block) + triangle(rest - whole * self.block)
-        return triangle(first) + rest * (self.blocks - 1) * self.block + own
+    def _visible_pairs(self, n: Number) -> Number:
+        """The number of (query, key) pairs of the first n tokens.
 
-    def pairs(self, s: RunConfig) -> Number:
-        past, new = s.past(self.rows), s.new(self.rows)
-        if s.pairs == "full" and s.phase != "decode":
+        These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
+        own block up to the token.
+        """
+        unlimited = minimum(n, self.block * self.blocks)
+        later = n - unlimited
+        whole_blocks = floor_div(later, self.block)
+        own_block_pairs = whole_blocks * triangle(self.block) + triangle(later - whole_blocks * self.block)
+        return triangle(unlimited) + later * (self.blocks - 1) * self.block + own_block_pairs
+
+    def pairs(self, run: RunConfig) -> Number:
+        past, new = run.past(self.rows), run.new(self.rows)
+        if run.pairs == "full" and run.phase != "decode":
             return new * (new + past)
-        return self._seen(past + new) - self._seen(past)
+        return self._visible_pairs(past + new) - self._visible_pairs(past)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCore(AttentionCore):
-    """Each block of radius + 1 queries against three blocks of keys, padding included, and against every sum of
-    `global_block` tokens (LongT5).
+    """Attention of each block of queries to three blocks of keys and to every sum of `global_block` tokens (LongT5).
 
-    The mask allows keys at most `radius` away, and all sums.
+    A block has radius + 1 tokens, padding included. The mask allows keys at most `radius` away, and all sums.
     """
 
     radius: Number = 1
     global_block: Number = None
 
-    def pairs(self, s: RunConfig) -> Number:
-        new = s.new(self.rows)
+    def pairs(self, run: RunConfig) -> Number:
+        new = run.new(self.rows)
         sums = 0 if self.global_block is None else floor_div(new, self.global_block)
-        if s.pairs == "full":
+        if run.pairs == "full":
             block = self.radius + 1
             return ceil_div(new, block) * block * add(3 * block, sums)
-        near = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), s)
-        return add(near, new * sums)
+        local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run)
+        return add(local_pairs, new * sums)
 
 
 @dataclass(frozen=True, slots=True)
 class EntryScores(AttentionCore):
-    """Each token against every entry of `rate` whole tokens before it, at most `chosen` of them (DeepSeek-V4)."""
+    """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
 
     rate: Number = 1
     chosen: Number = None
@@ -90,29 +91,30 @@ class EntryScores(AttentionCore):
     def chooses(self) -> bool:
         return self.chosen is not None
 
-    def _seen(self, n: Number) -> Number:
-        """Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
+    def _visible_pairs(self, n: Number) -> Number:
+        """The number of (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
-            return self._sum(m) + (n - m) * self.chosen
-        return self._sum(n)
+            return self._unlimited_pairs(m) + (n - m) * self.chosen
+        return self._unlimited_pairs(n)
 
-    def _sum(self, n: Number) -> Number:
+    def _unlimited_pairs(self, n: Number) -> Number:
         q = floor_div(n, self.rate)
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
-    def pairs(self, s: RunConfig) -> Number:
-        past, new = s.past(self.rows), s.new(self.rows)
-        if s.pairs != "full":
-            return self._seen(past + new) - self._seen(past)
+    def pairs(self, run: RunConfig) -> Number:
+        past, new = run.past(self.rows), run.new(self.rows)
+        if run.pairs != "full":
+            return self._visible_pairs(past + new) - self._visible_pairs(past)
         entries = floor_div(past + new, self.rate)
-        return new * (minimum(entries, self.chosen) if self.chosen is not None and s.phase == "decode" else entries)
+        return new * (minimum(entries, self.chosen) if self.chosen is not None and run.phase == "decode" else entries)
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceScores(Op):
-    """The product, per head, of each token's query with the projection of every distance; two distances per token
-    (XLNet).
+    """The product, per head, of each token's query with the projection of every distance (XLNet).
+
+    There are two distances per token.
     """
 
     effects = FLOPS
@@ -121,13 +123,13 @@ class DistanceScores(Op):
     head_dim: Number
     rows: Rows = TOKENS
 
-    def forward_flops(self, s: RunConfig) -> Number:
-        return 2 * s.rows(self.rows) * 2 * s.new(self.rows) * self.heads * self.head_dim
+    def forward_flops(self, run: RunConfig) -> Number:
+        return 2 * run.rows(self.rows) * 2 * run.new(self.rows) * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCache(Op):
-    """One entry per `rate` tokens, and `rest` elements for each token that does not fill an entry yet (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens, and `rest` elements per token not yet in an entry (DeepSeek-V4)."""
 
     effects = CACHE
 
@@ -137,16 +139,17 @@ class EntryCache(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        tokens = s.held(self.rows)
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        tokens = run.held(self.rows)
         entries = floor_div(tokens, self.rate)
-        return s.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
+        return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
 
 @dataclass(frozen=True, slots=True)
 class LastWindow(Op):
-    """The last window of `rate` tokens, which the next entry reads: `width` elements and as many weights per token.
-    Empty before the first whole window (DeepSeek-V4).
+    """The cached window of `rate` tokens that the next entry reads: `width` elements and as many weights per token.
+
+    It is empty before the first full window (DeepSeek-V4).
     """
 
     effects = CACHE
@@ -156,6 +159,6 @@ class LastWindow(Op):
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
-    def cache_bits(self, s: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(s.held(self.rows), self.rate), 1)
-        return s.batch * windows * 2 * self.rate * self.width * kv_bits
+    def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
+        windows = minimum(floor_div(run.held(self.rows), self.rate), 1)
+        return run.batch * windows * 2 * self.rate * self.width * kv_bits

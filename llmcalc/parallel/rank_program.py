@@ -268,18 +268,20 @@ class RankFlow(Flow):
         x: Value,
         run: Callable[[Value], Value],
         repeat: Number,
-        which: Sequence[int] | None,
+        indices: Sequence[int] | None,
         name: str = "layers",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         if self.stage is None or name != "layers" or self.path:
-            return super().layers(x, run, repeat, which, name, **about)
-        indices = range(repeat) if which is None else which
-        stage_indices = [i for i in indices if i in self.stage.layers]
+            return super().layers(x, run, repeat, indices, name, **node_fields)
+        all_indices = range(repeat) if indices is None else indices
+        stage_indices = [i for i in all_indices if i in self.stage.layers]
         start = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
-        self.exit = super().layers(x, run, len(stage_indices), stage_indices, name, **about) if stage_indices else x
+        self.exit = (
+            super().layers(x, run, len(stage_indices), stage_indices, name, **node_fields) if stage_indices else x
+        )
         self.layer_items = range(start, len(self.root.items))
         return self.exit
 

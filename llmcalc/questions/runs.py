@@ -223,10 +223,10 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         if launch is not None:
             ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings)
         elif question.settings.phase != "training" and layout.is_undivided:
-            from ..studies.fit_serving import replicas
+            from ..studies.fit_serving import serving_replicas
 
             hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best = replicas(memory_on_one, hardware, layout)
+            _, best = serving_replicas(memory_on_one, hardware, layout)
             ranks = Cluster.of(memory_on_one, best.layout, record, version)
             context["chosen_for"] = hardware
         else:

@@ -83,13 +83,13 @@ def _reason(error: Exception) -> str:
 _JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{,]', re.DOTALL)
 
 
-def require_few_elements(text: str, where: str, most: int) -> None:
+def require_few_elements(text: str, location: str, limit: int) -> None:
     """Raises `InputError` for a text that has more than `most` brackets, braces and commas.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
     """
-    if text.count("[") + text.count("{") + text.count(",") <= most:
+    if text.count("[") + text.count("{") + text.count(",") <= limit:
         return
-    inside = sum(1 for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
-    if inside > most:
-        raise InputError(f"{where}: {inside:,} values and fields are too many; expected at most {most:,}")
+    elements = sum(1 for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
+    if elements > limit:
+        raise InputError(f"{location}: {elements:,} values and fields are too many; expected at most {limit:,}")

@@ -16,12 +16,12 @@ from ..model import ModelSpec
 
 def members(annotation: Any) -> list[type[BaseModel]]:
     """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
-    chosen = _chosen(getattr(annotation, "__metadata__", ()))
-    if chosen:
-        return chosen
+    choice_parts = _chosen(getattr(annotation, "__metadata__", ()))
+    if choice_parts:
+        return choice_parts
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for inner in get_args(annotation) for model in members(inner)]
+    return [model for argument in get_args(annotation) for model in members(argument)]
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
@@ -30,12 +30,12 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 
 def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """Returns the parts of a choice in an annotation's metadata."""
-    return [model for item in metadata if isinstance(item, PartChoice) for model in item.classes()]
+    """Returns the classes of the part choices in an annotation's metadata."""
+    return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the member of a union that a table describes: by its `type`, else the first."""
+    """Returns the member of a union that a table describes: the one of its `type`, else the first."""
     for model in candidates:
         kind = model.model_fields.get("type")
         if kind is not None and table.get("type") in get_args(kind.annotation):
@@ -44,12 +44,12 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
 
 
 def field_paths(
-    table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()
+    table: dict[str, Any], model: type[BaseModel] = ModelSpec, parents: tuple[str, ...] = ()
 ) -> list[list[str]]:
     """Returns the path of every field that the tables in `table` and their default tables can have, set or not."""
     paths: list[list[str]] = []
     for name, field in model.model_fields.items():
-        path = (*before, name)
+        path = (*parents, name)
         paths.append(list(path))
         value = table.get(name)
         if name not in table and isinstance(field.default, BaseModel):
@@ -66,23 +66,23 @@ def field_paths(
         else:
             tables = {"": value}
         for key, inner_table in tables.items():
-            inner = pick(field_members(field), inner_table)
-            if inner is not None:
-                paths += field_paths(inner_table, inner, (*path, key) if key else path)
+            inner_model = pick(field_members(field), inner_table)
+            if inner_model is not None:
+                paths += field_paths(inner_table, inner_model, (*path, key) if key else path)
     return paths
 
 
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    seen: set[type[BaseModel]] = set()
+    visited: set[type[BaseModel]] = set()
     names: set[str] = set()
     todo = [model]
     while todo:
         current = todo.pop()
-        if current in seen:
+        if current in visited:
             continue
-        seen.add(current)
+        visited.add(current)
         for name, field in current.model_fields.items():
             names.add(name)
             todo += field_members(field)
@@ -95,19 +95,19 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     unknown: whether the last step is a field that does not exist.
     """
     path: list[str] = []
-    candidates, free = [model], False
+    candidates, key_is_free = [model], False
     for i, step in enumerate(location):
         field = (
             next((c.model_fields[step] for c in candidates if step in c.model_fields), None)
             if isinstance(step, str)
             else None
         )
-        if free or isinstance(step, int):  # a key of a dict, an index of a list
+        if key_is_free or isinstance(step, int):  # a key of a dict, an index of a list
             path.append(str(step))
-            free = False
+            key_is_free = False
         elif field is not None:
             path.append(str(step))
-            candidates, free = field_members(field), get_origin(field.annotation) is dict
+            candidates, key_is_free = field_members(field), get_origin(field.annotation) is dict
         elif unknown and i == len(location) - 1:
             path.append(step)
     return path

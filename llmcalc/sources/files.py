@@ -55,8 +55,8 @@ def read_stdin() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
     stream = getattr(sys.stdin, "buffer", None)
-    most = LARGEST_CONFIG + 1
-    data = sys.stdin.read(most).encode() if stream is None else stream.read(most)
+    read_limit = LARGEST_CONFIG + 1
+    data = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
     limit = LARGEST_CONFIG if is_object(data.decode("utf-8-sig", "ignore")) else LARGEST_TOML
     if len(data) > limit:
         raise InputError(f"-: standard input is too large for a model description (at most {limit:,} bytes)")
@@ -70,25 +70,25 @@ def read_stdin() -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is a JSON object, as a `config.json` is, rather than TOML: its first character tells."""
+    """Whether a text is a JSON object, as a `config.json` is, rather than TOML, by its first character."""
     return text.lstrip().startswith("{")
 
 
-def parse_toml(text: str, where: str) -> dict[str, Any]:
+def parse_toml(text: str, location: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
-    require_few_elements(text, where, MOST_TOML_ELEMENTS)
-    _require_short_keys(text, where)
+    require_few_elements(text, location, MOST_TOML_ELEMENTS)
+    _require_short_keys(text, location)
     try:
         data = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
-        raise InputError(f"{where}: not valid TOML: {str(error).partition(';')[0]}") from None
+        raise InputError(f"{location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
-        raise InputError(_too_deep(where)) from None
-    require_shallow(data, where)
+        raise InputError(_too_deep(location)) from None
+    require_shallow(data, location)
     return data
 
 
-def _require_short_keys(text: str, where: str) -> None:
+def _require_short_keys(text: str, location: str) -> None:
     """Raises `InputError` for dotted keys that tomllib would need too much memory for.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
@@ -97,9 +97,9 @@ def _require_short_keys(text: str, where: str) -> None:
     for line in text.split("\n"):
         dots += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and _DEEP_KEY.search(_TOML_STRING.sub('""', line)):
-            raise InputError(_too_deep(where))
+            raise InputError(_too_deep(location))
     if dots > MOST_DOTS:
-        raise InputError(f"{where}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+        raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
 _TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\']*\'')
@@ -109,51 +109,53 @@ MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
-    require_few_elements(text, where, MOST_JSON_ELEMENTS)
+    require_few_elements(text, location, MOST_JSON_ELEMENTS)
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise InputError(
+            f"{location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
     except (RecursionError, ValueError):
         raise InputError(
-            f"{where}: not valid JSON: nested too deeply, or with a number of thousands of digits"
+            f"{location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
-    require_shallow(data, where)
+    require_shallow(data, location)
     return data
 
 
-def require_shallow(data: Any, where: str) -> None:
+def require_shallow(data: Any, location: str) -> None:
     """Raises `InputError` if `data` is nested deeper than `DEEPEST`, so that recursive functions can process it."""
     level = [data]
     for _ in range(DEEPEST):
-        inner = [
-            below.values() if isinstance(below, dict) else below
-            for below in level
-            if isinstance(below, dict | list | tuple)
+        children = [
+            container.values() if isinstance(container, dict) else container
+            for container in level
+            if isinstance(container, dict | list | tuple)
         ]
-        level = [value for values in inner for value in values]
+        level = [value for values in children for value in values]
         if not level:
             return
-    raise InputError(_too_deep(where))
+    raise InputError(_too_deep(location))
 
 
-def _too_deep(where: str) -> str:
-    return f"{where}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
+def _too_deep(location: str) -> str:
+    return f"{location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validate(model: type[Model], data: Any, where: str) -> Model:
+def validate(model: type[Model], data: Any, location: str) -> Model:
     """Validates `data` as a `model`.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
     """
-    require_shallow(data, where)
+    require_shallow(data, location)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(f"{where}: {explain_errors(model, error)}") from None
+        raise InputError(f"{location}: {explain_errors(model, error)}") from None
 
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
@@ -162,30 +164,30 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     paths = [
         ".".join(field_path(model, detail["loc"], unknown=detail["type"] == "extra_forbidden")) for detail in errors
     ]
-    first, path = errors[0], paths[0]
-    match first["type"]:
+    first_error, path = errors[0], paths[0]
+    match first_error["type"]:
         case "missing":
             text = f"{path}: required field is missing"
         case "extra_forbidden":
             text = (
                 f"{path}: unknown field; remove it or correct its "
-                f"name.{suggest(str(first['loc'][-1]), all_field_names(model))}"
+                f"name.{suggest(str(first_error['loc'][-1]), all_field_names(model))}"
             )
         case "value_error":
-            wrong = first["ctx"]["error"]
-            inner = explain_errors(wrong.cls, wrong.error) if isinstance(wrong, PartError) else reason(first)
-            text = f"{path}.{inner}" if path else inner
+            cause = first_error["ctx"]["error"]
+            cause_text = explain_errors(cause.cls, cause.error) if isinstance(cause, PartError) else reason(first_error)
+            text = f"{path}.{cause_text}" if path else cause_text
         case "union_tag_invalid" | "union_tag_not_found":
-            text = f"{path}.type: {reason(first)}"
+            text = f"{path}.type: {reason(first_error)}"
         case _:
-            others = [
+            alternatives = [
                 str(detail["ctx"]["expected"])
-                for at, detail in zip(paths, errors, strict=True)
-                if at == path and detail["type"] == "literal_error"
+                for other_path, detail in zip(paths, errors, strict=True)
+                if other_path == path and detail["type"] == "literal_error"
             ]
-            text = f"{path}: {reason(first)}" + "".join(f" or {names}" for names in others[1:])
-    more = len(set(paths)) - 1  # a union reports the errors of each member
-    return text + (f" (and {more} more)" if more else "")
+            text = f"{path}: {reason(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
+    more_errors = len(set(paths)) - 1  # a union reports the errors of each member
+    return text + (f" (and {more_errors} more)" if more_errors else "")
 
 
 EXPECTED = {
@@ -208,7 +210,7 @@ EXPECTED = {
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """Describes what is wrong with one value and what was expected. found: one of pydantic's errors."""
+    """Describes what is wrong with a value and what was expected. error: one of pydantic's errors."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
     if kind in EXPECTED:

@@ -73,7 +73,7 @@ class NotAModelText(InputError):
 
 @dataclass(frozen=True)
 class GitAnswer:
-    """The result of a call of git. code: exit status. out: standard output. message: one line of standard error."""
+    """The result of a git command. code: exit status. out: standard output. message: one line of standard error."""
 
     code: int
     out: bytes
@@ -101,8 +101,8 @@ def text_at(ref: str, path: Path) -> str | None:
     if commit.code:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     name = file.relative_to(root).as_posix()
-    words = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
-    entry = _git(root, *words)
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.out.decode().strip(), "--", name)
+    entry = _git(root, *arguments)
     if entry.code:
         raise InputError(f"{ref}:{path}: {entry.message}; expected a commit whose files are here (git fetch gets them)")
     if not entry.out:
@@ -152,14 +152,14 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
         if expected.is_file():
             with expected.open("rb") as file:
                 expected = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        same = os.path.samefile(git_folder, expected)
+        is_same = os.path.samefile(git_folder, expected)
     except (OSError, ValueError):  # ValueError: a NUL in the path
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
+def _git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
@@ -168,7 +168,7 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     # a new process group, so that processes that git starts end with it
     process = subprocess.Popen(
-        [program(), "--no-pager", *settings, *words],
+        [program(), "--no-pager", *settings, *arguments],
         cwd=root,
         env=environment | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
@@ -179,10 +179,10 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
     assert process.stdout is not None
     assert process.stderr is not None
 
-    def read(stream: IO[bytes], most: int) -> bytes:
-        data = stream.read(most + 1)
-        if len(data) > most:
-            _end(process)
+    def read(stream: IO[bytes], read_limit: int) -> bytes:
+        data = stream.read(read_limit + 1)
+        if len(data) > read_limit:
+            _kill_process(process)
         return data
 
     with process, ThreadPoolExecutor(2) as readers:
@@ -193,20 +193,20 @@ def _git(root: Path, *words: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"--git: git {words[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository that git "
-                "reads faster"
+                f"--git: git {arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository that "
+                "git reads faster"
             ) from None
         finally:
             if process.returncode is None:
-                _end(process)
+                _kill_process(process)
     if len(out) > limit or len(messages) > LARGEST_MESSAGE:
-        raise InputError(f"--git: git {words[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
-    lines = messages.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
+        raise InputError(f"--git: git {arguments[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
+    lines = messages.decode(errors="replace").strip().splitlines() or [f"git {arguments[0]} failed"]
     fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
     return GitAnswer(process.returncode, out, one_line(fatal.removeprefix("fatal: ")))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
     """Ends git and the processes that it started."""
     if os.name == "posix":
         with suppress(ProcessLookupError):

@@ -52,7 +52,7 @@ UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "ti
 
 
 def hardware_order(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that compares numbers in names by value: a10, a40, a100."""
+    """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
         (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
     ]
@@ -71,15 +71,15 @@ def load_hardware(name: str) -> Hardware:
     return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
 
 
-def find_hardware(wanted: str) -> Hardware:
+def find_hardware(argument: str) -> Hardware:
     """Returns the accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
     Names are compared without case and punctuation. Raises `InputError` with the nearest names for an unknown name.
     """
-    if Path(wanted).suffix.lower() == ".toml":
-        return read_hardware(wanted)
-    sized = memory_only(wanted)
-    return sized if sized is not None else _by_name(wanted)
+    if Path(argument).suffix.lower() == ".toml":
+        return read_hardware(argument)
+    sized = memory_only(argument)
+    return sized if sized is not None else _by_name(argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -93,27 +93,27 @@ def read_hardware(file: str) -> Hardware:
     return validate(Hardware, {"title": path.stem, **data, "name": path.name}, file)
 
 
-def memory_only(wanted: str) -> Hardware | None:
-    """Returns an accelerator with only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
+def memory_only(argument: str) -> Hardware | None:
+    """Returns an accelerator that is only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
     """
-    match = MEMORY_SIZE.fullmatch(wanted.strip())
+    match = MEMORY_SIZE.fullmatch(argument.strip())
     if match is None:
         return None
     number, unit = match.group(1), match.group(2).lower()
     size = Fraction(number) * UNITS[unit]
     if size.denominator != 1 or size <= 0:
-        raise InputError(f"'{wanted}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
+        raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
     name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     decimal = unit in ("mb", "gb", "tb")
     notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
     return Hardware(name=name, title=name, memory_bytes=int(size), usable_memory_bytes=int(size), notes=notes)
 
 
-def _by_name(wanted: str) -> Hardware:
-    key = normalized(wanted)
+def _by_name(argument: str) -> Hardware:
+    key = normalized(argument)
     names: dict[str, str] = {}
     for name in hardware_names():
         hardware = load_hardware(name)
@@ -121,22 +121,22 @@ def _by_name(wanted: str) -> Hardware:
             names.setdefault(normalized(spelling), name)
             if key and normalized(spelling) == key:
                 return hardware
-    sized = _by_configuration(wanted)
+    sized = _by_configuration(argument)
     if sized is not None:
         return sized
-    near = suggest(wanted, list(hardware_names())) or suggest(key, names)
+    suggestion = suggest(argument, list(hardware_names())) or suggest(key, names)
     raise InputError(
-        f"no accelerator called '{wanted}'.{near} Expected a name (llmcalc hardware lists all), a memory size such as "
-        "24GiB, or a .toml file"
+        f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
+        "such as 24GiB, or a .toml file"
     )
 
 
-def _by_configuration(wanted: str) -> Hardware | None:
+def _by_configuration(argument: str) -> Hardware | None:
     """Returns one memory size of a chip that is sold with several: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
-    key = normalized(wanted)
+    key = normalized(argument)
     for name in hardware_names():
         hardware = load_hardware(name)
         for spelling in (name, *hardware.aliases) if hardware.configurations else ():
@@ -147,7 +147,7 @@ def _by_configuration(wanted: str) -> Hardware | None:
             gib = int(size.group(1))
             if gib not in sizes:
                 raise InputError(
-                    f"{wanted}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
+                    f"{argument}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
                     f"{', '.join(f'{name}-{configuration}gb' for configuration in sizes)}"
                 )
             return with_configuration(hardware, sizes[gib])
@@ -167,7 +167,7 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
 
 
 def find_all(names: Iterable[str]) -> list[Hardware]:
-    """Returns the accelerators of these names, without duplicates."""
+    """Returns the accelerators with these names, without duplicates."""
     accelerators: list[Hardware] = []
     for hardware in map(find_hardware, names):
         accelerators += [] if hardware in accelerators else [hardware]

@@ -1,5 +1,6 @@
-"""Fetches hub models, `org/name` or `org/name@revision`: the config or the headers of the weights, by
-`huggingface_hub`.
+"""Fetches hub models, `org/name` or `org/name@revision`: the config, or the headers of the weights.
+
+It uses `huggingface_hub`.
 
 This is the only module that uses the network, and only if no preset and no file matches. Fetched files are in the cache
 of `huggingface_hub`, and HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN work as usual. No code is ever fetched.
@@ -62,7 +63,7 @@ def fetch_headers(target: str) -> Checkpoint:
 
 
 def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
-    """Returns the result of a function of its deadline. Raises `InputError` if it takes longer than `seconds`.
+    """Returns the result of a function that takes a deadline. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
@@ -87,7 +88,7 @@ def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
 
 
 class _LimitExceeded(Exception):
-    """More bytes or seconds than the bound."""
+    """Raised if a download exceeds its bound of bytes or seconds."""
 
 
 def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
@@ -97,7 +98,7 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
     import huggingface_hub
 
     cached = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
-    more: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if not isinstance(cached, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         size = huggingface_hub.get_hf_file_metadata(
@@ -106,8 +107,8 @@ def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
         if size is not None and size > limit:
             raise _LimitExceeded(f"{name} has {size:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
-            more = {"tqdm_class": _counter(name, limit)}
-    return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **more))
+            options = {"tqdm_class": _counter(name, limit)}
+    return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
 
 
 def _counter(name: str, limit: int) -> type[Any]:
@@ -147,7 +148,7 @@ def _headers(repo: str, revision: str | None, deadline: float) -> Checkpoint:
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """Fetches file → JSON of its header, several at a time."""
+    """Fetches the headers of several files at a time: file name → JSON of its header."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
@@ -158,9 +159,9 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
                 if not waiting:
                     return
                 name, url = waiting.pop()
-                left = LARGEST_HEADER - sum(map(len, texts.values()))
+                bytes_left = LARGEST_HEADER - sum(map(len, texts.values()))
             try:
-                text = _fetch_header(url, name, left, deadline)
+                text = _fetch_header(url, name, bytes_left, deadline)
             except BaseException as error:
                 errors.append(error)
                 return
@@ -177,12 +178,12 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
     return texts
 
 
-def _fetch_header(url: str, name: str, most: int, deadline: float) -> bytes:
+def _fetch_header(url: str, name: str, limit: int, deadline: float) -> bytes:
     start = _fetch_start(url, FIRST_BYTES, deadline)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 10 or length < 2:
         raise InputError(f"{name}: header length {length:,}; not a safetensors checkpoint")
-    if length > most:
+    if length > limit:
         raise _LimitExceeded(
             f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
         )
@@ -227,13 +228,13 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _hub_errors(target: str, what: str) -> Iterator[None]:
+def _hub_errors(target: str, content: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` of one line, with a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    absent = f"no {what} in the cache, and the hub is offline or unreachable"
+    not_cached = f"no {content} in the cache, and the hub is offline or unreachable"
     kinds: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -247,11 +248,11 @@ def _hub_errors(target: str, what: str) -> Iterator[None]:
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
         (
             (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled),
-            absent,
+            not_cached,
         ),
-        ((errors.EntryNotFoundError,), f"has no {what}"),
+        ((errors.EntryNotFoundError,), f"has no {content}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
-        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {what}"),
+        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {content}"),
     ]
     from logging import ERROR
 
@@ -267,11 +268,11 @@ def _hub_errors(target: str, what: str) -> Iterator[None]:
     except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
-        for types, why in kinds:
+        for types, reason in kinds:
             if isinstance(error, types):
-                raise InputError(f"{target}: {why}") from None
+                raise InputError(f"{target}: {reason}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
-            raise InputError(f"{target}: {absent}") from None
+            raise InputError(f"{target}: {not_cached}") from None
         if type(error).__module__.startswith("huggingface_hub"):
             raise InputError(f"{target}: could not be fetched: {error}") from None
         raise

@@ -32,8 +32,8 @@ def description_schema() -> dict[str, Any]:
         definitions["Stack"]["properties"]["block"]
     )
     for name in sorted(layers):
-        whole = definitions[name]
-        definitions[name + PARTIAL] = {key: _partial(value) for key, value in whole.items() if key != "required"}
+        definition = definitions[name]
+        definitions[name + PARTIAL] = {key: _partial(value) for key, value in definition.items() if key != "required"}
     root = definitions.pop("Preset")
     root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
     return {"$schema": DRAFT, "title": "llmcalc description", **_without_keys(root, "title"), "$defs": definitions}
@@ -56,16 +56,16 @@ def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
 
 
 def _definition(cls: type[BaseModel]) -> dict[str, Any]:
-    """Returns the definition of a class, with references to nested classes."""
+    """Returns the schema of a class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     return _without_keys(definition, "$defs", "$ref")
 
 
 def _with_references(schema: Any) -> Any:
-    """Replaces names of parts by references, and null by the word `none`, which TOML uses for it."""
+    """Replaces part names by references, and null by the word `none`, which TOML uses for null."""
     if isinstance(schema, list):
-        return [_with_references(item) for item in schema]
+        return [_with_references(element) for element in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
@@ -80,9 +80,9 @@ def _with_references(schema: Any) -> Any:
 
 
 def _partial(schema: Any) -> Any:
-    """Replaces references by those to classes without required fields."""
+    """Replaces references by references to classes without required fields."""
     if isinstance(schema, list):
-        return [_partial(item) for item in schema]
+        return [_partial(element) for element in schema]
     if not isinstance(schema, dict):
         return schema
     return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial(value) for key, value in schema.items()}

@@ -113,8 +113,8 @@ class Preset(Record):
         """The name for headings: the title, after the alias if the user gave an alias, and the overrides."""
         title = self.title or self.name
         alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
-        shown = title if alias is None else f"{alias} ({title})"
-        return f"{shown}, modified ({', '.join(self.changes)})" if self.changes else shown
+        heading = title if alias is None else f"{alias} ({title})"
+        return f"{heading}, modified ({', '.join(self.changes)})" if self.changes else heading
 
 
 @contextmanager

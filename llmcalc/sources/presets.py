@@ -15,15 +15,15 @@ from .preset import Preset
 
 @cache
 def presets_dir() -> Path:
-    """The folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
+    """Returns the folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
-    inside = package / "presets"
-    return inside if inside.is_dir() else package.parent / "presets"
+    packaged = package / "presets"
+    return packaged if packaged.is_dir() else package.parent / "presets"
 
 
 @cache
 def model_names() -> tuple[str, ...]:
-    """The name of every model preset, sorted."""
+    """Returns the names of all model presets, sorted."""
     return tuple(sorted(p.stem for p in (presets_dir() / "models").glob("*.toml")))
 
 
@@ -34,7 +34,7 @@ def _text(name: str) -> str:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Reads the description in the preset file of exactly this name; error messages use the name."""
+    """Reads the preset file of exactly this name as a description; error messages use the name."""
     return parse_toml(_text(name), name)
 
 
@@ -45,36 +45,40 @@ def load_preset(name: str) -> Preset:
 
 
 @cache
-def find_preset(wanted: str) -> str | None:
+def find_preset(name_or_alias: str) -> str | None:
     """Returns the name of the preset with this name or alias, without case and punctuation.
 
     A match that keeps decimal points is preferred.
     """
-    if not normalized(wanted):
+    if not normalized(name_or_alias):
         return None
-    for form in (normalized_with_points, normalized):
-        key = form(wanted)
-        preset = next((name for name in model_names() if form(name) == key), None) or _with_alias(key, form)
+    for normalization in (normalized_with_points, normalized):
+        key = normalization(name_or_alias)
+        preset = next((name for name in model_names() if normalization(name) == key), None) or _with_alias(
+            key, normalization
+        )
         if preset is not None:
             return preset
     return None
 
 
-def _with_alias(alias: str, form: Callable[[str], str]) -> str | None:
-    """Returns the preset with this alias. Only files that contain it are parsed, because there are hundreds.
+def _with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
+    """Returns the preset with this alias. Only files that contain the alias are parsed, because there are hundreds.
 
-    form: `normalized_with_points` or `normalized`, the form in which aliases are compared.
+    normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
-    mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
+    alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
-        if mentioned.search(_text(name).lower()) and alias in map(form, read_preset(name).get("aliases", ())):
+        if alias_pattern.search(_text(name).lower()) and alias in map(
+            normalization, read_preset(name).get("aliases", ())
+        ):
             return name
     return None
 
 
 @cache
 def aliases() -> dict[str, str]:
-    """Returns normalized alias → preset's name. It reads all presets, so it is used for suggestions only."""
+    """Returns normalized alias → preset name. It reads all presets, so it is used for suggestions only."""
     by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):

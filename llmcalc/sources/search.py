@@ -7,18 +7,18 @@ from .names import normalized
 from .presets import aliases, find_preset, load_preset, model_names
 
 
-def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
+def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     """Returns (names of the matching presets, sorted; whether each text was a full name or alias).
 
     A full name or alias matches only that preset. Any other text matches every preset with the text in its name, title
     or aliases, without case and punctuation. No text matches all presets.
     Raises `InputError` with the nearest names for a text without a match.
     """
-    if not wanted:
+    if not texts:
         return list(model_names()), False
     names: set[str] = set()
     exact = True
-    for text in wanted:
+    for text in texts:
         name = find_preset(text) if normalized(text) else None
         if name is not None:
             names.add(name)
@@ -26,13 +26,13 @@ def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
         exact = False
         matches = [n for n in model_names() if normalized(text) and normalized(text) in _spellings(n)]
         if not matches:
-            near = suggest(text, aliases() | {name: name for name in model_names()})
-            raise InputError(f"no preset has '{text}' in its name.{near} (llmcalc presets lists all)")
+            suggestion = suggest(text, aliases() | {name: name for name in model_names()})
+            raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
         names.update(matches)
     return sorted(names), exact
 
 
 def _spellings(name: str) -> str:
-    """All names of a preset, separated so that a text cannot match across two of them."""
+    """Returns all names of a preset, separated so that a text cannot match across two of them."""
     preset = load_preset(name)
     return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))

@@ -30,11 +30,13 @@ def load(
     allow_unknown: whether to ignore misspelt fields and unknown sizes in a Hugging Face config.
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
-    named, in_target = _split(target)
-    name, where, data = _read(named, head, allow_unknown)
+    name_or_path, target_overrides = _split(target)
+    name, location, data = _read(name_or_path, head, allow_unknown)
     if head is not None and "config" not in data:
-        raise InputError(f"--head: {named} is not a Hugging Face config; expected one, or --set head.type={head}")
-    return _validate(name, where, {**_apply_overrides(data, (*in_target, *overrides)), "asked": named})
+        raise InputError(
+            f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
+        )
+    return _validate(name, location, {**_apply_overrides(data, (*target_overrides, *overrides)), "asked": name_or_path})
 
 
 def _apply_overrides(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -55,20 +57,20 @@ def _split(target: str) -> tuple[str, tuple[str, ...]]:
     hub_id = hub_id_of(target)
     if hub_id:
         return hub_id, ()
-    named, mark, changes = target.partition("?")
-    if not mark or _path_is(Path(target).exists):
+    name_or_path, separator, changes = target.partition("?")
+    if not separator or _path_is(Path(target).exists):
         return target, ()
-    return named, tuple(filter(None, changes.split("&")))
+    return name_or_path, tuple(filter(None, changes.split("&")))
 
 
-def _validate(name: str, where: str, data: dict[str, Any]) -> Preset:
+def _validate(name: str, location: str, data: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields that a spec field came from."""
     try:
-        return validate(Preset, {**data, "name": name}, where)
+        return validate(Preset, {**data, "name": name}, location)
     except InputError as error:
         if not isinstance(data.get("config"), dict):
             raise
-        from .huggingface.behind import fields_behind
+        from .huggingface.field_origin import fields_behind
 
         raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
 
@@ -76,17 +78,17 @@ def _validate(name: str, where: str, data: dict[str, Any]) -> Preset:
 def load_text(
     text: str,
     name: str,
-    where: str,
+    location: str,
     overrides: tuple[str, ...] = (),
     head: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. where: its name in errors.
+    """Loads the model of a text: a `config.json` or a native description. location: its name in errors.
 
     Raises `InputError` as `load` does.
     """
-    data = _describe_text(text, where, head, allow_unknown)
-    return _validate(name, where, {**_apply_overrides(data, overrides), "asked": where})
+    data = _describe_text(text, location, head, allow_unknown)
+    return _validate(name, location, {**_apply_overrides(data, overrides), "asked": location})
 
 
 def load_config(
@@ -105,7 +107,7 @@ def load_config(
 
 
 def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Returns (name, name in error messages, description as a dict)."""
+    """Returns the model's name, its name in error messages, and its description as a dict."""
     if not target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
@@ -136,8 +138,8 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     if is_hub_id(target):
         from .hub import fetch_config
 
-        _, where, description = _config(fetch_config(target), head, allow_unknown)
-        return target, where, description
+        _, location, description = _config(fetch_config(target), head, allow_unknown)
+        return target, location, description
     raise InputError(_unknown(target))
 
 
@@ -145,25 +147,25 @@ def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, d
     return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
 
 
-def _describe_text(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
-    """Parses a `config.json` or a native description; the first character tells which it is."""
+def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
+    """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(text):
-        return _native(text, where)
+        return _native(text, location)
     from .huggingface.file import described, parse_config
 
-    data = parse_config(text, where)
+    data = parse_config(text, location)
     try:
         return described(data, head, allow_unknown)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
 
 
-def _native(text: str, where: str) -> dict[str, Any]:
+def _native(text: str, location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only a loaded model has."""
-    data = parse_toml(text, where)
+    data = parse_toml(text, location)
     for name in NOT_IN_FILES:
         if name in data:
-            raise InputError(f"{where}: {name}: unknown field; remove it or correct its name")
+            raise InputError(f"{location}: {name}: unknown field; remove it or correct its name")
     return data
 
 
@@ -175,7 +177,7 @@ def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str
 
 
 def _path_is(question: Callable[[], bool]) -> bool:
-    """Answers a question about a path; False if the text cannot be a path, for example because it is too long."""
+    """Applies a test to a path; False if the text cannot be a path, for example because it is too long."""
     try:
         return question()
     except OSError:
@@ -183,8 +185,8 @@ def _path_is(question: Callable[[], bool]) -> bool:
 
 
 def _unknown(target: str) -> str:
-    near = suggest(target, aliases() | {name: name for name in model_names()})
-    return f"no preset, file or hub id called '{target}'.{near} (llmcalc presets lists all)"
+    suggestion = suggest(target, aliases() | {name: name for name in model_names()})
+    return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 
 def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
@@ -211,47 +213,50 @@ def _value(text: str) -> Any:
         return text
 
 
-def _resolve(model: dict[str, Any], wanted: list[str], override: str) -> list[str]:
+def _resolve(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field: a field that is set, or one that a table on the path can have."""
-    present = list(_paths(model))
-    fits = [p for p in present if p[-len(wanted) :] == wanted]
-    if not fits:
-        fits = _unset_fields(model, wanted)
-    if wanted in fits:
-        return wanted
-    if len(fits) > 1:  # the block's field applies to all layers, so it wins over a variant's
-        shared = [p for p in fits if "variants" not in p]
-        fits = shared or fits
-    if len(fits) == 1:
-        return fits[0]
-    if not fits:
-        known = sorted({p[-1] for p in present} | set(_all_fields()))
-        if wanted[-1] in known:
+    paths = list(_paths(model))
+    matches = [p for p in paths if p[-len(field_path) :] == field_path]
+    if not matches:
+        matches = _unset_fields(model, field_path)
+    if field_path in matches:
+        return field_path
+    if len(matches) > 1:  # the block's field applies to all layers, so it wins over a variant's
+        block_paths = [p for p in matches if "variants" not in p]
+        matches = block_paths or matches
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        suggestions = sorted({p[-1] for p in paths} | set(_all_fields()))
+        if field_path[-1] in suggestions:
             raise InputError(
-                f"--set {override}: no part of this model has a field '{'.'.join(wanted)}'; expected a field of its "
-                "parts"
+                f"--set {override}: no part of this model has a field '{'.'.join(field_path)}'; expected a field of "
+                "its parts"
             )
-        raise InputError(f"--set {override}: the model has no field '{'.'.join(wanted)}'.{suggest(wanted[-1], known)}")
+        raise InputError(
+            f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggest(field_path[-1], suggestions)}"
+        )
     raise InputError(
-        f"--set {override}: '{'.'.join(wanted)}' is ambiguous; expected one of {', '.join('.'.join(p) for p in fits)}"
+        f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
+        + ", ".join(".".join(path) for path in matches)
     )
 
 
-def _paths(table: dict[str, Any], before: tuple[str, ...] = ()) -> list[list[str]]:
+def _paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
     paths: list[list[str]] = []
     for key, value in table.items():
-        paths.append([*before, key])
+        paths.append([*parents, key])
         if isinstance(value, dict):
-            paths += _paths(value, (*before, key))
+            paths += _paths(value, (*parents, key))
     return paths
 
 
-def _unset_fields(model: dict[str, Any], wanted: list[str]) -> list[list[str]]:
+def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
     """Returns the paths where the field is not set but is a field of the spec."""
     from .fields import field_paths
 
-    return [p for p in field_paths(model) if p[-len(wanted) :] == wanted]
+    return [p for p in field_paths(model) if p[-len(field_path) :] == field_path]
 
 
 def _all_fields() -> list[str]:
@@ -265,6 +270,6 @@ def _replace_at(table: dict[str, Any], steps: list[str], value: Any) -> dict[str
     if len(steps) == 1:
         out[steps[0]] = value
     else:
-        below = out.get(steps[0])
-        out[steps[0]] = _replace_at(below if isinstance(below, dict) else {}, steps[1:], value)
+        subtable = out.get(steps[0])
+        out[steps[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, steps[1:], value)
     return out

@@ -19,12 +19,12 @@ NOT_WRITTEN = {"model", *NOT_IN_FILES}
 
 
 def description(preset: Preset) -> dict[str, Any]:
-    """Returns tables that load as the same model; `name` is the file's. A changed model has a remark and no alias."""
-    about = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
+    """Returns a preset's description as tables that load as the same model."""
+    preset_fields = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
     if preset.changes:
-        about["title"] = preset.display
-        about.pop("aliases", None)
-    return {**about, "model": _table(preset.model)}
+        preset_fields["title"] = preset.display
+        preset_fields.pop("aliases", None)
+    return {**preset_fields, "model": _table(preset.model)}
 
 
 def dump_toml(preset: Preset) -> str:
@@ -39,7 +39,7 @@ UNPRINTABLE = re.compile(r"[^\n -~]")
 
 
 def _escape(character: str) -> str:
-    """A character in a quoted text: escaped (`\\u202e`) if it is not printable."""
+    r"""Escapes a character in a quoted text (`\u202e`) if it is not printable."""
     if character.isprintable():
         return character
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
@@ -48,7 +48,7 @@ def _escape(character: str) -> str:
 def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns a part's fields that are not defaults, with its `type` if it has one.
 
-    beside: a table that the result will override; fields that it sets are included even if they are defaults.
+    base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
     out: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
@@ -71,24 +71,24 @@ def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any
 
 def _value(value: Any, base: Any = None) -> Any:
     if isinstance(value, Part):
-        alike = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
-        return _table(value, base if alike else None)
+        same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
+        return _table(value, base if same_type else None)
     if isinstance(value, dict):
-        return {key: _value(item) for key, item in value.items()}
+        return {key: _value(element) for key, element in value.items()}
     if isinstance(value, tuple):
-        return [_value(item) for item in value]
+        return [_value(element) for element in value]
     return NONE if value is None else value
 
 
 def _difference(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that, applied over `base`, gives `other`. `other` has every field of `base`."""
+    """Returns the table that turns `base` into `other` when applied over it. `other` has every field of `base`."""
     out: dict[str, Any] = {}
     for key, value in other.items():
-        below = base.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and value.get("type") == below.get("type"):
-            inner = _difference(below, value)
-            if inner:
-                out[key] = inner
-        elif value != below:
+        base_value = base.get(key)
+        if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
+            changes = _difference(base_value, value)
+            if changes:
+                out[key] = changes
+        elif value != base_value:
             out[key] = value
     return out

@@ -67,33 +67,33 @@ def check_budget(budget: Budget, folder: Path) -> list[Check]:
 
 def _loaded(model: ModelBudget, folder: Path) -> Preset:
     path = folder / model.target
-    with _about(model.target):
+    with _naming_model(model.target):
         return load(str(path) if path.exists() else model.target)
 
 
 @contextmanager
-def _about(where: str) -> Iterator[None]:
+def _naming_model(location: str) -> Iterator[None]:
     """Adds the model and the key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
-        named_already = str(error).startswith(f"{where}: ")
-        raise InputError(str(error) if named_already else f"{where}: {error}") from None
+        named_already = str(error).startswith(f"{location}: ")
+        raise InputError(str(error) if named_already else f"{location}: {error}") from None
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
     """Checks the settings of one model's bounds and yields functions that count the values."""
     for key, bound in model.bounds.items():
-        where = f"{model.target}: {key}"
-        with _about(where):
+        location = f"{model.target}: {key}"
+        with _naming_model(location):
             settings = _setting_values(key, bound)
         if isinstance(bound, Fits):
             for name in bound.on:
-                with _about(where):
+                with _naming_model(location):
                     hardware = find_hardware(name)
-                yield _fit_check(model, preset, bound, settings, hardware, where)
+                yield _fit_check(model, preset, bound, settings, hardware, location)
         else:
-            yield _value_check(model, preset, key, bound, settings, where)
+            yield _value_check(model, preset, key, bound, settings, location)
 
 
 def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
 
 
 def _value_check(
-    model: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], where: str
+    model: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], location: str
 ) -> Callable[[], Check]:
     def count() -> Check:
-        with _about(where):
+        with _naming_model(location):
             measured = _measured(preset, key, settings)
         return Check(model.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
 
@@ -117,14 +117,14 @@ def _value_check(
 
 
 def _fit_check(
-    model: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, where: str
+    model: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, location: str
 ) -> Callable[[], Check]:
     def count() -> Check:
-        with _about(where):
-            needed = _device_bytes(preset, settings, hardware)
+        with _naming_model(location):
+            required_bytes = _device_bytes(preset, settings, hardware)
         limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
         warning = _too_long(preset, settings)
-        return Check(model.target, "fits", bound.settings, Fraction(needed), (limit,), hardware.name, warning)
+        return Check(model.target, "fits", bound.settings, Fraction(required_bytes), (limit,), hardware.name, warning)
 
     return count
 

@@ -173,9 +173,9 @@ def _check_key(name: str, keys: tuple[str, ...]) -> None:
     key = next((key for key in reversed(keys) if name in SETTINGS[key]), None)
     if key is not None:
         raise ValueError(f"{name}: is a setting of a bound; expected it in one, such as {key} = {{ …, {name} = … }}")
-    known = ["target", *keys]
-    if name not in known:
-        raise ValueError(f"{name}: unknown field; expected one of {', '.join(known)}.{suggest(name, known)}")
+    fields = ["target", *keys]
+    if name not in fields:
+        raise ValueError(f"{name}: unknown field; expected one of {', '.join(fields)}.{suggest(name, fields)}")
 
 
 def _bound(key: str, value: Any) -> dict[str, Any]:
@@ -215,14 +215,14 @@ def _names(value: Any) -> Any:
 
 def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
-    known = sorted([*other_keys, *SETTINGS[key]])
-    listed = f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(known)
+    fields = sorted([*other_keys, *SETTINGS[key]])
+    expected = f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
     for name in settings:
-        if name not in known:
-            raise ValueError(f"{key}.{name}: unknown field; expected one of {listed}.{suggest(name, known)}")
+        if name not in fields:
+            raise ValueError(f"{key}.{name}: unknown field; expected one of {expected}.{suggest(name, fields)}")
 
 
-def _limit(where: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
+def _limit(location: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     operator: default if the text has none.
@@ -230,15 +230,17 @@ def _limit(where: str, value: Any, kind: Kind, operator: str, operator_fixed: bo
     """
     example = EXAMPLES[kind]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{where}: {shown(value)} is no bound; expected text such as '{example}', or a whole number")
+        raise ValueError(
+            f"{location}: {shown(value)} is no bound; expected text such as '{example}', or a whole number"
+        )
     if isinstance(value, int) and abs(value) >= 10**LONGEST_NUMBER:
-        raise ValueError(f"{where}: {shown(value)}; expected a number of at most {LONGEST_NUMBER} digits")
+        raise ValueError(f"{location}: {shown(value)}; expected a number of at most {LONGEST_NUMBER} digits")
     match = _BOUND.fullmatch(str(value))
     if match is None:
-        raise ValueError(f"{where}: {shown(value)} is no bound; expected a number with a unit, such as {example}")
+        raise ValueError(f"{location}: {shown(value)} is no bound; expected a number with a unit, such as {example}")
     if operator_fixed and match[1]:
-        raise ValueError(f"{where}: '{value}'; expected a number without {match[1]}, since the key says which side")
+        raise ValueError(f"{location}: '{value}'; expected a number without {match[1]}, since the key says which side")
     factor = UNITS[kind].get(match[3].lower())
     if factor is None:
-        raise ValueError(f"{where}: '{match[3]}' is no unit of it; expected a number such as {example}")
-    return {"operator": match[1] or operator, "value": exact_number(match[2], where) * factor}
+        raise ValueError(f"{location}: '{match[3]}' is no unit of it; expected a number such as {example}")
+    return {"operator": match[1] or operator, "value": exact_number(match[2], location) * factor}

@@ -34,8 +34,8 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 
 def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
     """Whether h/L, rounded to a whole number, is in the range of large dense decoders, `DENSE_BAND`."""
-    least, most = DENSE_BAND
-    return least <= round(hidden_size / num_hidden_layers) <= most
+    lower, upper = DENSE_BAND
+    return lower <= round(hidden_size / num_hidden_layers) <= upper
 
 
 @dataclass(frozen=True)

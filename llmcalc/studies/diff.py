@@ -88,8 +88,8 @@ def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bf
     for name in names:
         pair = [values.get(name) for values in figures]
         unit = next(figure[1] for figure in pair if figure is not None)
-        old, new = (None if figure is None else figure[0] for figure in pair)
-        quantities.append(Quantity(name, old, new, unit))
+        old_value, new_value = (None if figure is None else figure[0] for figure in pair)
+        quantities.append(Quantity(name, old_value, new_value, unit))
     return Difference(
         before,
         after,
@@ -144,13 +144,13 @@ def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
     if before is None or after is None:
         return
     descriptions = [dict(_flat(description(preset)["model"])) for preset in (before, after)]
-    old, new = (
+    old_fields, new_fields = (
         _with_sizes(dict(_flat(preset.model.model_dump())) | set_fields)
         for preset, set_fields in zip((before, after), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
-        if old.get(path) != new.get(path):
-            yield Change(path, old.get(path), new.get(path))
+        if old_fields.get(path) != new_fields.get(path):
+            yield Change(path, old_fields.get(path), new_fields.get(path))
     if before.dtype != after.dtype:
         yield Change("dtype", before.dtype, after.dtype)
 
@@ -162,9 +162,11 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
         attention, _, name = path.rpartition(".")
         if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
             continue
-        above = (attention.rsplit(".", cut)[0] for cut in range(1, attention.count(".") + 1))
+        ancestors = (attention.rsplit(".", level)[0] for level in range(1, attention.count(".") + 1))
         widths = (
-            fields[key] for key in (*(f"{prefix}.hidden_size" for prefix in above), "hidden_size") if fields.get(key)
+            fields[key]
+            for key in (*(f"{prefix}.hidden_size" for prefix in ancestors), "hidden_size")
+            if fields.get(key)
         )
         sizes = {"num_key_value_heads": heads, "head_dim": next(widths, 0) // heads or None}
         for size in (*sizes, "v_head_dim"):
@@ -174,23 +176,26 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{above}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost, unit = _cost(name, dtype)
-    old, new = (
-        {} if item is None else _by_path(item.model.tree(), cost, run_config_of(item.model, seq=seq), unit)
-        for item in (before, after)
+    old_costs, new_costs = (
+        {} if preset is None else _by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
+        for preset in (before, after)
     )
-    compared = (Quantity(path, old.get(path), new.get(path), unit) for path in dict.fromkeys([*new, *old]))
-    return sorted((item for item in compared if item.changed), key=lambda item: -abs(item.change))
+    compared = (
+        Quantity(path, old_costs.get(path), new_costs.get(path), unit)
+        for path in dict.fromkeys([*new_costs, *old_costs])
+    )
+    return sorted((preset for preset in compared if preset.changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS = ("parameters", "forward FLOPs", "KV cache")

@@ -85,27 +85,27 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     return Fitting(memory, current, batch, seq, changes)
 
 
-def largest(needed: Callable[[int], int], capacity: int, start: int, most: int) -> int:
+def largest(required_bytes: Callable[[int], int], capacity: int, start: int, maximum: int) -> int:
     """Finds the largest number from 1 to `most` that requires at most `capacity` bytes; 0 if there is none.
 
-    needed: number → bytes, which grow with the number.
+    required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.
     """
     excess_of: dict[int, int] = {}
 
     def excess(number: int) -> int:
         if number not in excess_of:
-            excess_of[number] = needed(number) - capacity
+            excess_of[number] = required_bytes(number) - capacity
         return excess_of[number]
 
     if excess(1) > 0:
         return 0
-    low, high = 1, max(2, min(start, most))
-    while excess(min(high, most)) <= 0:
-        low = min(high, most)
-        if low == most:
-            return most
-        high = min(most, max(2 * low, min(WIDEN * low, _crossing(excess_of, low) * 51 // 50)))
+    low, high = 1, max(2, min(start, maximum))
+    while excess(min(high, maximum)) <= 0:
+        low = min(high, maximum)
+        if low == maximum:
+            return maximum
+        high = min(maximum, max(2 * low, min(WIDEN * low, _linear_crossing(excess_of, low) * 51 // 50)))
     turn = 0
     while high - low > 1:
         number = max(low + 1, min(high - 1, _next_number(excess_of, low, high, turn)))
@@ -131,14 +131,14 @@ def _next_number(excess_of: Mapping[int, int], low: int, high: int, turn: int) -
         return math.isqrt(low * high)
     if turn % 3 == 0:
         return low + (high - low) * -excess_of[low] // (excess_of[high] - excess_of[low])
-    return _crossing(excess_of, low) + 1 if turn % 3 == 1 else (low + high) // 2
+    return _linear_crossing(excess_of, low) + 1 if turn % 3 == 1 else (low + high) // 2
 
 
-def _crossing(excess_of: Mapping[int, int], low: int) -> int:
+def _linear_crossing(excess_of: Mapping[int, int], low: int) -> int:
     """Returns where the line through `low` and the point before it reaches the capacity; far away without a slope."""
-    before = max((number for number in excess_of if number < low), default=low)
-    rise = excess_of[low] - excess_of[before]
-    return low + (low - before) * -excess_of[low] // rise if rise > 0 else WIDEN * low
+    lower_number = max((number for number in excess_of if number < low), default=low)
+    rise = excess_of[low] - excess_of[lower_number]
+    return low + (low - lower_number) * -excess_of[low] // rise if rise > 0 else WIDEN * low
 
 
 def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Change]:

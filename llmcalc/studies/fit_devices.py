@@ -50,31 +50,36 @@ class DeviceFitting:
         return self.planned.memory
 
 
-def fit_devices(memory: Memory, hardware: Hardware, asked: LayoutRequest, global_batch: int | None) -> DeviceFitting:
-    """Returns whether the training of a model fits on `asked.devices` accelerators under `asked.framework`.
+def fit_devices(
+    memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
+) -> DeviceFitting:
+    """Returns whether the training of a model fits on `layout_request.devices` accelerators under `asked.framework`.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
     """
-    assert asked.devices is not None
+    assert layout_request.devices is not None
     question = DevicesQuestion(
-        LayoutEstimates(memory, framework(asked.framework or WITHOUT_A_NAME)), hardware, asked, global_batch
+        LayoutEstimates(memory, framework(layout_request.framework or WITHOUT_A_NAME)),
+        hardware,
+        layout_request,
+        global_batch,
     )
-    planned = question.planned(asked.devices)
-    best = _best(planned)
+    planned = question.planned(layout_request.devices)
+    best = _best_candidate(planned)
     if best is None:
         reason = max(planned.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[0]
-        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible: {reason}")
+        raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible: {reason}")
     fit = Fit(hardware, best.device_bytes)
-    fits = fit.verdict != "no"
-    needed, fewest = _fewest(question, planned)
+    run_fits = fit.verdict != "no"
+    fewest_devices, fewest = _fewest_devices(question, planned)
     batch = seq = 0
-    if fits:
+    if run_fits:
         use, longest = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _most(question, best, "batch", 1, int(use.batch), MOST_BATCH)
-        seq = _most(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
-    changes = () if fits else tuple(_changes(question, planned.devices, needed, fewest))
-    return DeviceFitting(planned, best, fit, needed, fewest, batch, seq, changes)
+        batch = _largest_number(question, best, "batch", 1, int(use.batch), MOST_BATCH)
+        seq = _largest_number(question, best, "seq", _length_multiple(best.layout), int(use.seq), longest)
+    changes = () if run_fits else tuple(_changes(question, planned.devices, fewest_devices, fewest))
+    return DeviceFitting(planned, best, fit, fewest_devices, fewest, batch, seq, changes)
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,15 @@ class DevicesQuestion:
 
     estimates: LayoutEstimates
     hardware: Hardware
-    asked: LayoutRequest
+    layout_request: LayoutRequest
     global_batch: int | None
 
     def planned(self, devices: int, nearest: Nearest = "if none fits") -> LayoutPlan:
         """Plans a number of accelerators and replays the best layout. nearest: see `plan`."""
-        asked = replace(self.asked, devices=devices)
-        return plan_of(self.estimates.memory, self.hardware, asked, self.global_batch, 1, self.estimates, nearest)
+        layout_request = replace(self.layout_request, devices=devices)
+        return plan_of(
+            self.estimates.memory, self.hardware, layout_request, self.global_batch, 1, self.estimates, nearest
+        )
 
     def feasible(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None if none does or none is possible."""
@@ -99,13 +106,13 @@ class DevicesQuestion:
             return None
 
 
-def _best(planned: LayoutPlan) -> Candidate | None:
+def _best_candidate(planned: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits, else the one that requires least."""
     plan = planned.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
 
-def _fewest(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(question: DevicesQuestion, planned: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators on which some layout fits, of the given number, its halves and its doubles."""
     devices = planned.devices
     if planned.plan.feasible:
@@ -126,12 +133,12 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> 
     """
     halvings, impossible = 0, (devices & -devices).bit_length()
     while halvings + 1 < impossible:
-        further = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
-        fewer = question.feasible(devices >> further)
+        next_halvings = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
+        fewer = question.feasible(devices >> next_halvings)
         if fewer is None:
-            impossible = further
+            impossible = next_halvings
         else:
-            halvings, best = further, fewer
+            halvings, best = next_halvings, fewer
     return devices >> halvings, best
 
 
@@ -147,7 +154,7 @@ CLOSE = 0.01
 """Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
-def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, most: int) -> int:
+def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit: int, start: int, maximum: int) -> int:
     """Returns the most sequences or tokens that fit with a layout, a multiple of `unit`; 0 if none do.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
@@ -155,24 +162,26 @@ def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, star
     in the next attempt, and twice as many after another failure.
     """
     memory, record, capacity = question.estimates.memory, question.estimates.framework, question.hardware.capacity_bytes
-    version, layout_args = question.asked.framework_version or "", (best.layout, best.micro_batches)
+    version, layout_args = question.layout_request.framework_version or "", (best.layout, best.micro_batches)
 
     @cache
     def tensor_bytes(number: int) -> int:
         return record.estimate(memory.with_(**{name: number})).largest_rank(*layout_args)[0]
 
-    low, high, free = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
+    fitting, too_large, margin = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
 
     def needed(number: int) -> int:
-        overhead, distance = low[1], max(0, number - low[0])
-        if high[0] > low[0]:
-            overhead += (high[1] - overhead) * distance // (high[0] - low[0])
-        return tensor_bytes(number) + overhead + free
+        overhead, distance = fitting[1], max(0, number - fitting[0])
+        if too_large[0] > fitting[0]:
+            overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting[0])
+        return tensor_bytes(number) + overhead + margin
 
     replays = 0
-    while replays < REPLAYS or low[0] == start:
-        candidate = unit * largest(lambda number: needed(unit * number), capacity, max(1, start // unit), most // unit)
-        if candidate <= low[0]:
+    while replays < REPLAYS or fitting[0] == start:
+        candidate = unit * largest(
+            lambda number: needed(unit * number), capacity, max(1, start // unit), maximum // unit
+        )
+        if candidate <= fitting[0]:
             break
         tensors = tensor_bytes(candidate)
         replayed_bytes, replays = (
@@ -180,25 +189,27 @@ def _most(question: DevicesQuestion, best: Candidate, name: str, unit: int, star
             replays + 1,
         )
         if replayed_bytes > capacity:
-            free = max(2 * free, replayed_bytes - capacity) if high[0] > low[0] else 0
-            high = candidate, replayed_bytes - tensors
+            margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting[0] else 0
+            too_large = candidate, replayed_bytes - tensors
             continue
-        low, free = (candidate, replayed_bytes - tensors), 0
-        if high[0] <= low[0] or high[0] - low[0] <= max(unit, CLOSE * low[0]):
+        fitting, margin = (candidate, replayed_bytes - tensors), 0
+        if too_large[0] <= fitting[0] or too_large[0] - fitting[0] <= max(unit, CLOSE * fitting[0]):
             break
-    return low[0] // unit * unit
+    return fitting[0] // unit * unit
 
 
-def _changes(question: DevicesQuestion, devices: int, needed: int | None, fewest: Candidate | None) -> Iterator[Change]:
+def _changes(
+    question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest: Candidate | None
+) -> Iterator[Change]:
     """Yields changes that make it fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none"):
-        recomputed = _best(replace(question, estimates=question.estimates.recomputed).planned(devices))
+        recomputed = _best_candidate(replace(question, estimates=question.estimates.recomputed).planned(devices))
         if recomputed is not None:
             yield Change(
                 f"--recompute {RECOMPUTED} {recomputed.layout.options()}".strip(),
                 Fit(question.hardware, recomputed.device_bytes),
             )
-    if needed is not None and fewest is not None:
+    if fewest_devices is not None and fewest is not None:
         yield Change(
-            f"--devices {needed} {fewest.layout.options()}".strip(), Fit(question.hardware, fewest.device_bytes)
+            f"--devices {fewest_devices} {fewest.layout.options()}".strip(), Fit(question.hardware, fewest.device_bytes)
         )

@@ -53,26 +53,26 @@ class ServingFitting:
     fitting: Fitting
 
 
-def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> ServingFitting:
-    """Returns whether inference fits on `asked.devices` accelerators.
+def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitting:
+    """Returns whether inference fits on `layout_request.devices` accelerators.
 
-    asked: parallelism options; group sizes in it apply to every layout.
+    layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    tried, best = replicas(memory, hardware, asked)
+    replicas, best = serving_replicas(memory, hardware, layout_request)
     fitting = best.fit.verdict != "no"
-    fewest = best.layout if fitting else _layout_on_more(memory, hardware, asked)
+    fewest = best.layout if fitting else _layout_on_more(memory, hardware, layout_request)
     ranks = {best.rank, *_end_ranks(best.layout)}
     by_rank = {rank: fit(inference_rank(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
     worst = by_rank[best.rank]
     batch, seq = (min(getattr(candidate, name) for candidate in by_rank.values()) for name in ("batch", "seq"))
     changes = worst.changes
     if not fitting and fewest is not None:
-        more = _replica(memory, hardware, fewest)
-        changes = (Change(f"--devices {fewest.world} {fewest.options()}", more.fit), *changes)
+        larger_replica = _replica(memory, hardware, fewest)
+        changes = (Change(f"--devices {fewest.world} {fewest.options()}", larger_replica.fit), *changes)
     return ServingFitting(
         memory,
-        tried,
+        replicas,
         best,
         None if fewest is None else fewest.tp * fewest.pp,
         fewest,
@@ -80,7 +80,7 @@ def fit_serving(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Ser
     )
 
 
-def replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
+def serving_replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tuple[tuple[Replica, ...], Replica]:
     """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best of them.
 
     The best one is the first that fits, or the one that requires least.
@@ -94,22 +94,22 @@ def replicas(memory: Memory, hardware: Hardware, request: LayoutRequest) -> tupl
     return tried, next(fitting, min(tried, key=lambda replica: replica.fit.needed))
 
 
-def serving_layouts(memory: Memory, asked: LayoutRequest, devices: int) -> Iterator[Layout]:
+def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
     """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
     spec = memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
-    stages = divisors(devices, layers) if asked.pp is None else [asked.pp]
-    tensors = divisors(devices, NODE) if asked.tp is None else [asked.tp]
+    stages = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
+    tensors = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
     replicas = sorted((tp * pp, pp, tp) for pp in stages for tp in tensors if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replicas:
         dp = devices // replica_size
-        if pp > layers or asked.dp not in (None, dp):
+        if pp > layers or layout_request.dp not in (None, dp):
             continue
-        pp_layout = asked.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
+        pp_layout = layout_request.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
         try:
-            request = replace(asked, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
+            request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
             layout = layout_of(request)
-            check_serving(layout, framework_of(asked))
+            check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
         if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(memory, layout):
@@ -140,12 +140,12 @@ def _replica(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
     return Replica(layout, rank, fits[rank])
 
 
-def _layout_on_more(memory: Memory, hardware: Hardware, asked: LayoutRequest) -> Layout | None:
+def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
-    assert asked.devices is not None
-    devices = 2 * asked.devices
+    assert layout_request.devices is not None
+    devices = 2 * layout_request.devices
     while devices <= MOST_TRIED:
-        for layout in serving_layouts(memory, replace(asked, dp=None), devices):
+        for layout in serving_layouts(memory, replace(layout_request, dp=None), devices):
             if layout.dp == 1 and _replica(memory, hardware, layout).fit.verdict != "no":
                 return layout
         devices *= 2

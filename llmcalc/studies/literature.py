@@ -105,10 +105,10 @@ class Verdicts:
 
 def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
     """Compares a shape with the figures of each study."""
-    least, most = kaplan_range()
+    lower, upper = kaplan_range()
     critical = critical_depth(hidden_size)
-    inside = least <= hidden_size / num_hidden_layers <= most
-    return Verdicts(inside, num_hidden_layers > TAY_LAYERS[1], critical, num_hidden_layers > critical)
+    in_range = lower <= hidden_size / num_hidden_layers <= upper
+    return Verdicts(in_range, num_hidden_layers > TAY_LAYERS[1], critical, num_hidden_layers > critical)
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:

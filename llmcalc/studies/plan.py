@@ -141,8 +141,8 @@ class LayoutPlan:
 
         None if enough layouts fit without it, or if the user set recomputation.
         """
-        asked = self.memory.settings.recompute is None
-        if not asked or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+        recompute_is_free = self.memory.settings.recompute is None
+        if not recompute_is_free or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
@@ -151,15 +151,15 @@ class LayoutPlan:
 def plan_of(
     memory: Memory,
     hardware: Hardware,
-    asked: LayoutRequest,
+    layout_request: LayoutRequest,
     global_batch: int | None,
     rows: int,
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
 ) -> LayoutPlan:
-    """Plans the training of a model on `asked.devices` accelerators under `asked.framework`, which has the model.
+    """Plans the training of a model on `layout_request.devices` accelerators under `asked.framework`, which has the model.
 
-    asked: parallelism options; group sizes in it apply to every layout.
+    layout_request: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator.
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
@@ -167,8 +167,8 @@ def plan_of(
     Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
     micro-batches is given.
     """
-    assert asked.devices is not None
-    record = framework(asked.framework or WITHOUT_A_NAME)
+    assert layout_request.devices is not None
+    record = framework(layout_request.framework or WITHOUT_A_NAME)
     use, spec = memory.states, memory.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
@@ -180,8 +180,8 @@ def plan_of(
         )
     micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
     if global_batch is None:
-        global_batch = micro_batch * asked.devices
-    layouts = search(spec, asked.devices, global_batch, micro_batch, seq, record.layouts, asked, node)
+        global_batch = micro_batch * layout_request.devices
+    layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
     estimate = estimates.as_configured
 
@@ -191,7 +191,7 @@ def plan_of(
 
     def replay(layout: Layout, number: int, enough: int | None) -> int:
         worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
-        return replayed(memory, record, asked.framework_version or "", layout, number, worst, enough)
+        return replayed(memory, record, layout_request.framework_version or "", layout, number, worst, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -204,7 +204,7 @@ def plan_of(
         errors,
         nearest,
     )
-    return LayoutPlan(estimates, hardware, asked.devices, global_batch, result, layouts, rows)
+    return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows)
 
 
 def replayed(
@@ -223,9 +223,9 @@ def replayed(
     """
     cluster = Cluster.of(memory.with_(num_microbatches=micro_batches), layout, framework, version)
     if enough is not None and layout.pp > 1:
-        first = cluster.rank_memory(layout.rank(pp=stage), memory.runtime).device.device_bytes
-        if first > enough:
-            return first
+        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), memory.runtime).device.device_bytes
+        if first_rank_bytes > enough:
+            return first_rank_bytes
     return cluster.device_rank.device.device_bytes
 
 
@@ -259,7 +259,7 @@ def plan(
     """
     capacity = hardware.capacity_bytes
     result = Plan(layouts.tried)
-    tight: list[Candidate] = []
+    refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
 
     for layout, micro_batches in layouts.possible:
@@ -274,7 +274,7 @@ def plan(
         candidate = Candidate(
             layout, micro_batches, bytes, capacity, sent_bytes, bubble_share, upper_bound=errors.most(bytes)
         )
-        (promising if may_fit else tight).append(candidate)
+        (promising if may_fit else refused_candidates).append(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
@@ -290,41 +290,43 @@ def plan(
             break
         replayed_candidate, result.replays = replay(waiting.pop(0), capacity), result.replays + 1
         if replayed_candidate is not None:
-            (result.feasible if replayed_candidate.headroom >= 0 else tight).append(replayed_candidate)
+            (result.feasible if replayed_candidate.headroom >= 0 else refused_candidates).append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
-        result.nearest = _least(tight, replay, errors)
+        result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
-    if result.refused and not (result.feasible or waiting or tight):
+    if result.refused and not (result.feasible or waiting or refused_candidates):
         reason = layouts.errors.get(max(result.refused, key=result.refused.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
-    if tight:
-        result.refused[TOO_MUCH] = len(tight)
+    if refused_candidates:
+        result.refused[TOO_MUCH] = len(refused_candidates)
     return result
 
 
-def _least(
-    tight: list[Candidate], replay: Callable[[Candidate, int | None], Candidate | None], errors: EstimateErrors
+def _smallest_replay(
+    refused_candidates: list[Candidate],
+    replay: Callable[[Candidate, int | None], Candidate | None],
+    errors: EstimateErrors,
 ) -> Candidate | None:
     """Returns the layout that requires least in a replay, of those that do not fit; None without any.
 
     It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
     cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
     """
-    least: Candidate | None = None
+    smallest: Candidate | None = None
     replays = 0
-    for candidate in sorted(tight, key=lambda candidate: candidate.device_bytes):
-        if least is not None and (
-            least.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
+    for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
+        if smallest is not None and (
+            smallest.device_bytes <= errors.least(candidate.device_bytes) or replays == NEAREST_REPLAYS
         ):
             break
-        replayed, replays = replay(candidate, None if least is None else least.device_bytes), replays + 1
+        replayed, replays = replay(candidate, None if smallest is None else smallest.device_bytes), replays + 1
         if replayed is None:
-            tight.remove(candidate)
-        elif least is None or replayed.device_bytes < least.device_bytes:
-            least = replayed
-    return least
+            refused_candidates.remove(candidate)
+        elif smallest is None or replayed.device_bytes < smallest.device_bytes:
+            smallest = replayed
+    return smallest
 
 
 NEAREST_REPLAYS = 4
@@ -341,7 +343,7 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
     )
     for key in keys:
         values = sorted({key(candidate) for candidate in candidates})
-        order = {value: place for place, value in enumerate(values)}
+        order = {value: position for position, value in enumerate(values)}
         for candidate in candidates:
             position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + order[key(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
@@ -356,8 +358,8 @@ def bubble(layout: Layout, micro_batches: int) -> float:
         return 0.0
     simulated = distinct_micro_batches(layout, micro_batches)
     timetable = _run(layout.pp, layout.vpp, layout.schedule, simulated)
-    more = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
-    return timetable.idle / (timetable.time + more)
+    remaining_time = (micro_batches - simulated) * layout.vpp * FORWARD_AND_BACKWARD
+    return timetable.idle / (timetable.time + remaining_time)
 
 
 FORWARD_AND_BACKWARD = 3

@@ -88,7 +88,7 @@ def sizes(spec: ModelSpec) -> Sizes:
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
-    heads = keys = inner = 0
+    heads = keys = ffn_width = 0
     for _, layer, count, _ in spec.main.groups():
         widths = _widths(layer, spec.hidden_size)
         if widths is None:
@@ -97,8 +97,8 @@ def sizes(spec: ModelSpec) -> Sizes:
                 "in every layer"
             )
         a, d, f = widths
-        heads, keys, inner = heads + count * a, keys + count * a * d, inner + count * f
-    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
+        heads, keys, ffn_width = heads + count * a, keys + count * a * d, ffn_width + count * f
+    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
 def kaplan_table_1(n: int, keys: int, context: int) -> int:
@@ -141,14 +141,14 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
 
 def conventions(count: FlopCount) -> list[Rule]:
     """Returns the exact counts with full and causal pairs, then every rule that is defined for the model."""
-    full, causal = count.full, count.causal
+    full_flops, causal_flops = count.full, count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
-        return Rule(key, name, formula, source, total, total / full - 1, total / causal - 1, remark)
+        return Rule(key, name, formula, source, total, total / full_flops - 1, total / causal_flops - 1, remark)
 
     rules = [
-        rule("exact_full", "exact, full pairs", "every query × every key", "", full),
-        rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal),
+        rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
+        rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
     return rules + [rule(*fields) for fields in _rules(count)]
 
@@ -161,8 +161,8 @@ def _rules(count: FlopCount) -> Iterator[Found]:
     count_of_params = params(count.spec, count.include)
     train, tokens = count.workload.phase == "training", count.tokens
     multiple = 6 if train else 2
-    for key, name, what, source, n in _parameters(count_of_params):
-        yield f"{key}_{multiple}n", name, f"{multiple}N{what}", source, multiple * n * tokens, f"N = {n:,}"
+    for key, name, suffix, source, n in _parameters(count_of_params):
+        yield f"{key}_{multiple}n", name, f"{multiple}N{suffix}", source, multiple * n * tokens, f"N = {n:,}"
     if _is_plain_transformer(count.spec):
         yield from (_training_rules if train else _forward_rules)(
             sizes(count.spec), count_of_params, count.workload.context + count.workload.seq, tokens
@@ -181,30 +181,30 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
+def _forward_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
     """Yields the rules for a forward pass.
 
-    reach: cached and new tokens per sequence; every formula per sequence has it as a factor.
+    context: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(p), d.keys, reach)
+    kaplan = kaplan_table_1(_kaplan_n(p), d.keys, context)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
-    chinchilla = exact_div(chinchilla_appendix_f(d, reach), reach)
+    chinchilla = exact_div(chinchilla_appendix_f(d, context), context)
     yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(p.active, d.keys, reach), 3)
+    palm = exact_div(palm_appendix_b(p.active, d.keys, context), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
-    third = exact_div(megatron(d, 1, reach, recompute=False), 3 * reach)
+    forward_flops = exact_div(megatron(d, 1, context, recompute=False), 3 * context)
     yield (
         "megatron",
         "Megatron",
         "24Bsℓh²(1+s/6h+V/12ℓh)",
         MEGATRON,
-        tokens * third,
+        tokens * forward_flops,
         f"{MHA}; a third of its training count",
     )
 
 
-def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, reach)
+def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, context)
     yield (
         "kaplan_table_1",
         "Kaplan Table 1",
@@ -213,7 +213,7 @@ def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Ite
         tokens * kaplan,
         f"{HALF}; 3 × its forward",
     )
-    chinchilla = exact_div(3 * chinchilla_appendix_f(d, reach), reach)
+    chinchilla = exact_div(3 * chinchilla_appendix_f(d, context), context)
     yield (
         "chinchilla_f",
         "Chinchilla app. F",
@@ -222,8 +222,8 @@ def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Ite
         tokens * chinchilla,
         f"{DENSE}; 3 × its forward",
     )
-    yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, reach), EVERY
-    without_recompute = exact_div(megatron(d, 1, reach, recompute=False), reach)
+    yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, context), EVERY
+    without_recompute = exact_div(megatron(d, 1, context, recompute=False), context)
     yield (
         "megatron",
         "Megatron",
@@ -232,7 +232,7 @@ def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Ite
         tokens * without_recompute,
         f"{MHA}; nothing recomputed",
     )
-    with_recompute = exact_div(megatron(d, 1, reach, recompute=True), reach)
+    with_recompute = exact_div(megatron(d, 1, context, recompute=True), context)
     yield (
         "megatron_recompute",
         "Megatron, recompute",

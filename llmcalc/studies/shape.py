@@ -98,10 +98,10 @@ class Family:
     def step(self) -> int:
         """Hidden sizes are multiples of this number, so that head counts stay integers. It is at least `unit`."""
         shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
-        least = math.lcm(*(share.denominator for share in shares))
-        while least < self.unit:
-            least *= 2
-        return least
+        step = math.lcm(*(share.denominator for share in shares))
+        while step < self.unit:
+            step *= 2
+        return step
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """(heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
@@ -120,13 +120,13 @@ class Family:
         dims = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._own_heads()]
         even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
         for divisor in (1,) if keep_heads or not even else (2, 1):
-            half = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
+            finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
-                half.at(half.step, half.least_depth)
+                finer_family.at(finer_family.step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
-            if half.step < self.step:
-                return half
+            if finer_family.step < self.step:
+                return finer_family
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
@@ -145,9 +145,9 @@ class Family:
             share, kv_share, size = self._shares(sizes)
             return HeadSizes(_share(h, share), 1 if kv_share is None else _share(h, kv_share), size)
 
-        return block.scaled(self.spec.hidden_size, heads, lambda width: self._widened(width, h))
+        return block.scaled(self.spec.hidden_size, heads, lambda width: self._scaled_width(width, h))
 
-    def _widened(self, width: int, h: Number) -> Number:
+    def _scaled_width(self, width: int, h: Number) -> Number:
         """Scales a width with h, rounded to a multiple of `unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
@@ -155,8 +155,8 @@ class Family:
         ratio, unit = self.ffn_ratio, self.unit
         if ratio is None:
             ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
-        whole = 2 * ratio.denominator * unit
-        return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, whole) * unit
+        divisor = 2 * ratio.denominator * unit
+        return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
 
 
 def _share(h: Number, share: Fraction) -> Number:
@@ -195,7 +195,7 @@ def family(
             f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as "
             "1, 1/4 or 0.125"
         )
-    spec = _changed(spec.model_copy(update={"mtp": None}), vocab_size, tie)
+    spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
     members = Family(spec, None, kv_ratio, ffn_ratio)
     for option, candidate in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
@@ -206,7 +206,7 @@ def family(
     return replace(members, head_dim=head_dim)
 
 
-def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
+def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
     """Returns the model with another vocabulary size or another tying of its head, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
@@ -270,10 +270,10 @@ def budget_for(
     )
 
 
-def proportion(text: str | None, what: str) -> Fraction | None:
+def proportion(text: str | None, option: str) -> Fraction | None:
     """Parses a ratio exactly: `3.5`, `8/3`, `0.125`; None for None.
 
-    Raises `InputError`, which names `what`, for anything that is not a positive number.
+    Raises `InputError`, which names `option`, for anything that is not a positive number.
     """
     if text is None:
         return None
@@ -282,7 +282,7 @@ def proportion(text: str | None, what: str) -> Fraction | None:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if not Fraction(1, 10**6) <= value <= 10**6 or value.denominator > 10**6:
-        raise InputError(f"{what}: '{text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
+        raise InputError(f"{option}: '{text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
     return value
 
 
@@ -345,27 +345,27 @@ def study(
 ) -> Study:
     """Finds about `rows` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
 
-    own: the original model of the family; its shape is one of the rows if its cost matches the budget.
+    target: the original model of the family; its shape is one of the rows if its cost matches the budget.
     Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
-    target_fits = target_size is not None and _costs(members, target_size, budget, tolerance)
+    target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
     members = refined(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
     sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
     if not sizes:
         raise InputError(_nothing_found(members, budget, percent))
-    chosen = spread(sizes, rows, target_size)
+    spread_sizes = spread(sizes, rows, target_size)
     shapes = tuple(
         _shape(members, size, budget, size == target_size, seq, dtype)
-        for size in sorted(chosen, key=lambda s: s[0] / s[1])
+        for size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(target, budget))
+    return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_target(target, budget))
 
 
-def _costs(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
         spent = budget.spent(members.at(*size))
@@ -398,14 +398,14 @@ def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool)
     return members
 
 
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
     """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
 
     The condition must be monotonic: if a number satisfies it, all larger numbers do.
     """
     while low < high:
         middle = (low + high) // 2
-        if holds(middle):
+        if condition(middle):
             high = middle
         else:
             low = middle + 1
@@ -424,21 +424,21 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     """
     step = members.step
     exact = Fraction(tolerance)
-    least, most = budget.value * (1 - exact), budget.value * (1 + exact)
+    lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
 
     def spent(i: int, depth: int) -> Number:
         return budget.spent(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
         shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and spent(i, deepest) >= least
+        return shallowest <= deepest and spent(i, deepest) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(spent(i, _depths(members, i * step)[0]) > most)
+        return bool(spent(i, _depths(members, i * step)[0]) > highest_cost)
 
-    end = LARGEST_WIDTH // step + 1
-    narrowest = _first(deep_enough, 1, end)
-    return range(narrowest * step, _first(too_wide, narrowest, end) * step, step)
+    end_step = LARGEST_WIDTH // step + 1
+    narrowest = _bisect(deep_enough, 1, end_step)
+    return range(narrowest * step, _bisect(too_wide, narrowest, end_step) * step, step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -447,22 +447,22 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
     cost: an exact count that grows with depth. The search interpolates linearly, since most costs are linear in depth,
     and bisects where that does not halve the bracket.
     """
-    below, above = cost(low), cost(high)
-    if below >= value:
+    low_cost, high_cost = cost(low), cost(high)
+    if low_cost >= value:
         return low
-    if above <= value:
+    if high_cost <= value:
         return high
     line = True
     while high - low > 1:
-        guess = low + (value - below) * (high - low) // (above - below) if line else (low + high) // 2
-        guess, before = min(max(guess, low + 1), high - 1), high - low
+        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if line else (low + high) // 2
+        guess, previous_span = min(max(guess, low + 1), high - 1), high - low
         count = cost(guess)
         if count <= value:
-            low, below = guess, count
+            low, low_cost = guess, count
         else:
-            high, above = guess, count
-        line = not line or 2 * (high - low) <= before
-    return low if value - below <= above - value else high
+            high, high_cost = guess, count
+        line = not line or 2 * (high - low) <= previous_span
+    return low if value - low_cost <= high_cost - value else high
 
 
 def search(
@@ -473,29 +473,29 @@ def search(
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
     """
-    counted: dict[tuple[int, int], int] = {}
+    costs: dict[tuple[int, int], int] = {}
 
     def cost(h: int, depth: int) -> int:
-        if (h, depth) not in counted:
-            counted[h, depth] = budget.spent(members.at(h, depth))
-        return counted[h, depth]
+        if (h, depth) not in costs:
+            costs[h, depth] = budget.spent(members.at(h, depth))
+        return costs[h, depth]
 
     sizes, exact = [], Fraction(tolerance)
-    for h in _thinned(allowed_widths(members, budget, tolerance), most_widths):
+    for h in _spaced_widths(allowed_widths(members, budget, tolerance), most_widths):
         depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
         if abs(cost(h, depth) - budget.value) <= exact * budget.value:
             sizes.append((h, depth))
-    return sizes, len(counted)
+    return sizes, len(costs)
 
 
-def _thinned(widths: range, most: int) -> list[int]:
+def _spaced_widths(widths: range, limit: int) -> list[int]:
     """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
-    if len(widths) <= most:
+    if len(widths) <= limit:
         return list(widths)
-    first, step = widths[0], widths.step
-    growth = math.log(widths[-1] / first) / (most - 1)
-    nearest = (round(first * (math.exp(growth * i) - 1) / step) for i in range(most))
-    return [widths[i] for i in dict.fromkeys(nearest)]
+    smallest, step = widths[0], widths.step
+    growth = math.log(widths[-1] / smallest) / (limit - 1)
+    indices = (round(smallest * (math.exp(growth * i) - 1) / step) for i in range(limit))
+    return [widths[i] for i in dict.fromkeys(indices)]
 
 
 def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
@@ -504,14 +504,14 @@ def spread(sizes: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None
     if len(ordered) <= rows:
         return ordered
     logs = [math.log(h / layers) for h, layers in ordered]
-    chosen = {ordered.index(keep)} if keep in ordered else set()
+    selected = {ordered.index(keep)} if keep in ordered else set()
     span = logs[-1] - logs[0]
     for i in range(rows):
-        wanted = logs[0] + span * i / max(rows - 1, 1)
-        nearest = min(range(len(ordered)), key=lambda j: abs(logs[j] - wanted))
-        if len(chosen) < rows:
-            chosen.add(nearest)
-    return [ordered[i] for i in sorted(chosen)]
+        target_log = logs[0] + span * i / max(rows - 1, 1)
+        nearest_index = min(range(len(ordered)), key=lambda j: abs(logs[j] - target_log))
+        if len(selected) < rows:
+            selected.add(nearest_index)
+    return [ordered[i] for i in sorted(selected)]
 
 
 def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str) -> Shape:
@@ -537,7 +537,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
     )
 
 
-def _scaled_from(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
+def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
     """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to

@@ -31,9 +31,9 @@ def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
         raise MissingExtra("a sweep", "numpy", "sweep") from None
 
     h, layers = np.asarray(hidden_sizes), np.asarray(depths)
-    for name, array, least in (("hidden_sizes", h, members.step), ("depths", layers, members.least_depth)):
-        if array.dtype.kind not in "iu" or not array.size or array.min() < least:
-            raise InputError(f"sweep: {name}: expected whole numbers of at least {least}")
+    for name, array, minimum in (("hidden_sizes", h, members.step), ("depths", layers, members.least_depth)):
+        if array.dtype.kind not in "iu" or not array.size or array.min() < minimum:
+            raise InputError(f"sweep: {name}: expected whole numbers of at least {minimum}")
     if (h % members.step).any():
         raise InputError(f"sweep: hidden_sizes: expected multiples of {members.step}, so that head counts are integers")
     if params(members.at(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:

@@ -215,7 +215,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     ask = fit_devices.DevicesQuestion(
         LayoutEstimates(one, record), SimpleNamespace(capacity_bytes=capacity), LayoutRequest(devices=1), None
     )  # type: ignore[arg-type]
-    found = fit_devices._most(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
+    found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, 0, 0.0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
     assert 0.95 * right <= found <= right
 

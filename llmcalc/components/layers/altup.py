@@ -1,8 +1,7 @@
-"""AltUp: several residual streams, of which each layer computes on one and corrects the others (Baykal 2023,
-arXiv:2301.13310).
+"""AltUp: several residual streams, of which each layer computes on one and corrects the others.
 
-The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani 2024, arXiv:2411.07501) and a
-per-layer embedding. transformers: models/gemma3n.
+Baykal 2023 (arXiv:2301.13310). The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani
+2024, arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class AltUp(ResidualStreams):
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        needed = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        if any(layer.requires().get("streams") != needed for layer in layers.values()):
+        required = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        if any(layer.requires().get("streams") != required for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'altup' stand where every layer is of type 'altup' with their "
                 "altup_num_inputs, and nowhere else"
@@ -61,32 +60,33 @@ class AltUp(ResidualStreams):
         return f.part("streams_in", self, x)
 
     def narrowed(self, f: Flow, x: Value) -> Value:
-        return f.part("streams_out", self, x, top=True)
+        return f.part("streams_out", self, x, merge=True)
 
-    def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
-        """x: the embedding, which the streams are made from. top: x is all streams, which are merged into one."""
-        hidden, others = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
-        first, rest = (f.take(x, hidden), f.take(x, others, hidden)) if top else (x, x)
+    def flow(self, f: Flow, x: Value, merge: bool = False) -> Value:
+        """Records the split of the embedding into streams, or with `merge` their merge after the last layer."""
+        hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
+        first_stream, other_inputs = (f.take(x, hidden), f.take(x, other_streams, hidden)) if merge else (x, x)
         with f.function():
-            length = f.root_mean_square(first)
+            length = f.root_mean_square(first_stream)
             f.hold(length=length)
 
             def projected(stream: Value) -> Value:
-                """A projection of one stream, scaled to the length of the first one."""
+                """Returns a projection of one stream, scaled to the length of the first stream."""
                 y = f.linear("", stream, hidden)
                 f.hold_outside(y=y)
                 return f.div(f.mul(y, length), f.root_mean_square(y))
 
-            x = f.side_by_side("projections", others, rest, projected, after=first, split=top)
-        return f.sum(x, hidden, mean=True) if top else x
+            x = f.side_by_side("projections", other_streams, other_inputs, projected, after=first_stream, split=merge)
+        return f.sum(x, hidden, mean=True) if merge else x
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["streams"](self.altup_num_inputs, context.hidden_size)
 
 
 class AltUpLayer(WholeLayer):
-    """A layer that predicts all streams from all streams, runs its sublayers on the first, corrects all streams by the
-    result, and adds its per-layer embedding to the others.
+    """A layer that predicts all residual streams, computes on the first, and corrects the others.
+
+    The sublayers' result corrects all streams. The layer's per-layer embedding is added to all streams but the first.
 
     altup_num_inputs: the number of streams.
     laurel_rank: the rank of the low-rank path beside attention.
@@ -112,71 +112,75 @@ class AltUpLayer(WholeLayer):
         return "Gemma 3n 2025"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """x: all streams."""
+        """Records the layer. x: all streams."""
         assert isinstance(self.attention, Component)
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted, routed = self._predicted(f, x, router)
+        predicted, routed = self._predicted_streams(f, x, router)
         active = f.take(predicted, hidden)
         f.hold(predicted=predicted)
-        read = f.part("self_attn_pre_norm", self.norm, active)
-        f.hold(read=read)
-        y = self._ran(f, "self_attn", self.attention, read)
-        y = f.scale(f.add(f.add(active, y), self._low_rank(f, read)), 2**-0.5)
+        normed = f.part("self_attn_pre_norm", self.norm, active)
+        f.hold(read=normed)
+        y = self._sublayer_output(f, "self_attn", self.attention, normed)
+        y = f.scale(f.add(f.add(active, y), self._low_rank(f, normed)), 2**-0.5)
         f.hold(y=y)
-        y = f.add(y, self._ran(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
+        y = f.add(y, self._sublayer_output(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
         f.hold(y=y)
-        corrected, first = self._corrected(f, predicted, y, router, routed)
-        f.hold(corrected=corrected, first=first)
-        others = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
-        fed = f.add(others, f.part("per_layer_input", self.per_layer_input, first, norm=self.norm))
-        f.hold(fed=fed)
-        return f.cat(f.take(corrected, Axis("streams", 1), hidden), fed, axes=x.axes)
+        corrected, first_stream = self._corrected_streams(f, predicted, y, router, routed)
+        f.hold(corrected=corrected, first=first_stream)
+        other_streams = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
+        with_embedding = f.add(
+            other_streams, f.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
+        )
+        f.hold(fed=with_embedding)
+        return f.cat(f.take(corrected, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _ran(self, f: Flow, name: str, part: Component, x: Value) -> Value:
-        """The output of a sublayer after its norm."""
+    def _sublayer_output(self, f: Flow, name: str, part: Component, x: Value) -> Value:
+        """Returns the output of a sublayer after its norm."""
         with f.function():
             f.hold(x=x)
             return f.part(f"{name}_post_norm", self.norm, f.part(name, part, x))
 
-    def _predicted(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
-        """Adds to every stream a mixture of all streams, with weights computed from the first stream.
+    def _predicted_streams(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+        """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
 
         Returns all streams and the output of the router's norm.
         """
         streams, hidden = x.axes
         with f.scope("predict", kind="streams", source=SOURCE):
-            read = f.part("router_norm", self.norm, f.take(x, hidden))
-            weights = self._weights(f, read, router, streams, Axis("mixed", streams.size))
+            normed = f.part("router_norm", self.norm, f.take(x, hidden))
+            weights = self._weights(f, normed, router, streams, Axis("mixed", streams.size))
             f.hold(weights=weights)
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), read
+            return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), normed
 
-    def _weights(self, f: Flow, read: Value, router: Weight, *out: Axis | Beside) -> Value:
-        """Weights of the streams, computed from the norm of one stream."""
-        hidden = read.axes[-1]
-        routed = f.linear("router", f.scale(read, 1 / hidden.size), out[0], weight=router)
+    def _weights(self, f: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+        """Returns the mixing weights of the streams, computed from the norm of one stream."""
+        hidden = normed.axes[-1]
+        routed = f.linear("router", f.scale(normed, 1 / hidden.size), out[0], weight=router)
         return f.linear("coefficients", f.act(routed, "tanh"), *out)
 
     def _low_rank(self, f: Flow, x: Value) -> Value:
-        """LAuReL: x plus a normalized low-rank projection of it."""
+        """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with f.scope("laurel", kind="attention", source="Menghani et al. 2024"):
             y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
             return f.add(x, f.part("norm", self.norm, y))
 
-    def _corrected(self, f: Flow, predicted: Value, ran: Value, router: Weight, routed: Value) -> tuple[Value, Value]:
-        """Returns all streams, corrected by the sublayers' result, and the scaled first stream for its embedding.
+    def _corrected_streams(
+        self, f: Flow, predicted: Value, sublayer_output: Value, router: Weight, routed: Value
+    ) -> tuple[Value, Value]:
+        """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
 
-        ran: the output of the sublayers, whose input was the first stream. router, routed: the router of `predict` and
-        the output of its norm, both of which are used again.
+        sublayer_output: the output of the sublayers, whose input was the first stream.
+        router, routed: the router of `predict` and the output of its norm, both of which are reused.
         """
         streams, hidden = predicted.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            read = f.normalized(ran, self.norm, like=routed)
-            shares = f.plus(self._weights(f, read, router, streams), 1.0)
+            normed = f.normalized(sublayer_output, self.norm, like=routed)
+            shares = f.plus(self._weights(f, normed, router, streams), 1.0)
             f.hold(shares=shares)
-            change = f.mul(shares, f.sub(ran, f.take(predicted, hidden)), axes=predicted.axes)
+            change = f.mul(shares, f.sub(sublayer_output, f.take(predicted, hidden)), axes=predicted.axes)
             corrected = f.add(predicted, change)
             return corrected, f.mul(f.take(corrected, hidden), f.vector("scale", hidden))
 
@@ -185,7 +189,7 @@ class AltUpLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """None: the layer needs the stack's streams. One of the stack's examples uses it."""
+        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
         return []
 
 
@@ -197,27 +201,27 @@ def _references() -> dict[str, type[nn.Module]]:
     def size(x: Tensor) -> Tensor:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
-    class Ends(nn.Module):
+    class StreamEnds(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
-        def _mapped(self, first: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-            """[…, streams, hidden]: the first stream, and projections of the others scaled to its length."""
-            length, streams = size(first), [first]
+        def _mapped(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+            """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
+            length, streams = size(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
                 streams.append(y * length / size(y))
             return torch.stack(streams, -2)
 
-    class Bottom(Ends):
-        """[batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
+    class StreamSplit(StreamEnds):
+        """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._mapped(x, [x] * len(self.projections))
 
-    class Top(Ends):
-        """[batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
+    class StreamMerge(StreamEnds):
+        """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._mapped(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
@@ -225,19 +229,19 @@ def _references() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = Bottom(streams, hidden), Top(streams, hidden)
+            self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
         def to_streams(self, x: Tensor) -> Tensor:
             streams: Tensor = self.streams_in(x)
             return streams
 
         def to_one(self, x: Tensor) -> Tensor:
-            one: Tensor = self.streams_out(x)
-            return one
+            stream: Tensor = self.streams_out(x)
+            return stream
 
     class Mix(nn.Module):
         def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
-            """coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden] → as x."""
+            """Mixes streams. coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden]."""
             return coefficients @ x
 
     class Predict(nn.Module):
@@ -266,7 +270,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.scale = vector(torch.ones(hidden))
 
         def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
-            """→ (all streams, the scaled first stream for the per-layer embedding)."""
+            """Corrects the predicted streams. Also returns the scaled first stream, for the per-layer embedding."""
             share = self.coefficients(predict.routed(active, self.router)) + 1
             corrected = predicted + share[..., None] * (active - predicted[:, :, 0])[:, :, None]
             return corrected, corrected[:, :, 0] * self.scale.weight
@@ -283,7 +287,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
     class AltUpLayerReference(nn.Module):
-        """x: [batch, tokens, streams, hidden] → same shape."""
+        """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, context: Context) -> None:
             super().__init__()
@@ -297,7 +301,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.correct = Correct(spec.altup_num_inputs, context.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
-        def _ran(self, name: str, x: Tensor, run: Run) -> Tensor:
+        def _sublayer_output(self, name: str, x: Tensor, run: Run) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, run))
             return out
 
@@ -305,10 +309,10 @@ def _references() -> dict[str, type[nn.Module]]:
             predicted = self.predict(x)
             active = predicted[:, :, 0]
             normed = self.get_submodule("self_attn_pre_norm")(active)
-            y = (active + self._ran("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
-            y = y + self._ran("mlp", self.get_submodule("mlp_pre_norm")(y), run)
-            corrected, first = self.correct(predicted, y, self.predict)
-            fed = corrected[:, :, 1:] + self.per_layer_input(first, run)[:, :, None]
-            return torch.cat([corrected[:, :, :1], fed], 2)
+            y = (active + self._sublayer_output("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
+            y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), run)
+            corrected, first_stream = self.correct(predicted, y, self.predict)
+            with_embedding = corrected[:, :, 1:] + self.per_layer_input(first_stream, run)[:, :, None]
+            return torch.cat([corrected[:, :, :1], with_embedding], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

@@ -99,9 +99,9 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The same layer with `change` applied to each of its token mixers. width: the width of the layer."""
-        found = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
-        changed = {name: change(part, width) for name, part in found.items() if isinstance(part, TokenMixer)}
+        """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
+        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        changed = {name: change(part, width) for name, part in mixers.items() if isinstance(part, TokenMixer)}
         return self.model_copy(update=changed)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
@@ -117,48 +117,48 @@ class Layer(Component):
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def networks(self) -> list[Any]:
-        """The parts that work on each token separately: its feed-forward network, then any network beside it."""
+        """The layer's networks, which process each token separately: its feed-forward network first."""
         return [self.feed_forward]
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """Its token mixers in a layer of that width: (field, part, width of the part's input)."""
+        """The layer's token mixers, in a layer of that width: (field, part, width of the part's input)."""
         return [("attention", self.attention, width)]
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot be used in that place."""
+        """Raises `ValueError` if the layer cannot be used in that place."""
         for field, part, width in self.mixers(place.width):
             part.check_place(replace(place, where=f"{place.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
-        """Whether it attends to an encoder's output."""
+        """Whether the layer attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.requires() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
-        """Raises `ValueError` where layers of this kind cannot share parameters. name: the kind's name in a pattern."""
+        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name in a pattern."""
 
     def borrows(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
         for field, part in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            borrowed = part.borrows() if isinstance(part, Component) else ""
-            if borrowed:
-                return f"{field}.{borrowed}"
+            field_of_part = part.borrows() if isinstance(part, Component) else ""
+            if field_of_part:
+                return f"{field}.{field_of_part}"
         return ""
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """sharing: its position among the layers that share parameters; None where it shares none."""
+        """Records the layer. sharing: its position among the layers that share parameters; None without sharing."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, context: Context) -> nn.Module:
-        """forward(x [batch, tokens, hidden], run) → same shape."""
+        """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
 class WholeLayer(Layer):
-    """A layer that must have attention, a feed-forward network and all of their norms."""
+    """A layer that requires attention, a feed-forward network and all of their norms."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
@@ -205,22 +205,25 @@ class Block(Layer):
             raise ValueError("idle_cross_attention: there is no cross_attention to hold")
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
-        possible = [f"{name}_{where}_norm" for name, _ in self.sublayers() for where in ("pre", "post")]
+        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
         for name in self.without_norms:
-            if name not in possible:
-                raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(possible)}")
+            if name not in norm_names:
+                raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(norm_names)}")
         return self
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        crossing = self.cross_attention
-        return [*super().mixers(width), *([] if crossing is None else [("cross_attention", crossing, width)])]
+        cross_attention = self.cross_attention
+        return [
+            *super().mixers(width),
+            *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
+        ]
 
     def check_place(self, place: Standing) -> None:
         super().check_place(place)
-        there, idle = place.source_width is not None, self.idle_cross_attention
-        if idle and (there or place.side == "encoder"):
+        has_encoder, idle = place.source_width is not None, self.idle_cross_attention
+        if idle and (has_encoder or place.side == "encoder"):
             raise ValueError(f"{place.where}.idle_cross_attention: there is an encoder to attend to; expected false")
-        if self.cross_attention is not None and not idle and not there:
+        if self.cross_attention is not None and not idle and not has_encoder:
             raise ValueError(f"{place.where}.cross_attention: only the decoder of an encoder-decoder has one")
         if self.cross_attention is not None and super().reads_encoder():
             raise ValueError(f"{place.where}.cross_attention: the layer's attention reads the encoder; expected none")
@@ -248,33 +251,33 @@ class Block(Layer):
         x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
         start = x
         f.hold(x=x, start=x)
-        read = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
-        if read is not None:
-            f.hold(shared=read)
+        shared_input = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        if shared_input is not None:
+            f.hold(shared=shared_input)
         for name, part in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
-                self._idle(f, name, part, x)
+                self._record_idle(f, name, part, x)
                 continue
             y = start if self.parallel else x
-            if read is not None:
-                y = read
+            if shared_input is not None:
+                y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
                 y = self._normed(f, f"{name}_pre_norm", y)
-            y = f.part(name, part, y, **self._crossing(f, name))
+            y = f.part(name, part, y, **self._cross_arguments(f, name))
             f.hold(y=y)
-            x = self._joined(f, name, x, y)
+            x = self._residual_sum(f, name, x, y)
             f.hold(x=x)
         return x
 
-    def _crossing(self, f: Flow, name: str) -> dict[str, Any]:
-        """The further arguments of the sublayer with that name."""
+    def _cross_arguments(self, f: Flow, name: str) -> dict[str, Any]:
+        """Returns the additional arguments of the sublayer with that name."""
         return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
         return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
 
-    def _joined(self, f: Flow, name: str, x: Value, y: Value) -> Value:
-        """The residual stream after a sublayer with output y."""
+    def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+        """Returns the residual stream after a sublayer with output y."""
         y = f.dropout(y)
         if self.norm_placement == "post":
             return self._normed(f, f"{name}_post_norm", f.add(x, y))
@@ -286,8 +289,8 @@ class Block(Layer):
             x = f.part(f"{name}_residual_scale", scale, x)
         return f.add(x, y)
 
-    def _idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
-        """Records a sublayer that has parameters, with its norms, and never runs."""
+    def _record_idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+        """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normed(f, f"{name}_pre_norm", x, "idle")
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
@@ -301,9 +304,9 @@ class Block(Layer):
     @classmethod
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        plain = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
+        ungated = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base = cls(attention=attention, feed_forward=plain, norm=rms, norm_placement="pre")
+        base = cls(attention=attention, feed_forward=ungated, norm=rms, norm_placement="pre")
         with_layernorm = base.model_copy(update={"norm": layernorm})
         return [
             base,
@@ -334,7 +337,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Scaling(nn.Module):
-        """x: [..., width] → weight · x, plus the bias if it has one."""
+        """Scales x elementwise: weight · x, plus the bias if there is one."""
 
         def __init__(self, width: int, bias: bool) -> None:
             super().__init__()
@@ -346,14 +349,14 @@ def _reference() -> type[nn.Module]:
             return scaled if self.bias is None else scaled + self.bias
 
     class BlockReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The standard layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Block, context: Context) -> None:
             super().__init__()
             if spec.input_norm is not None:
                 self.input_norm = spec.input_norm.reference(context)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
-            for part, where in (
+            for part, part_context in (
                 (spec.attention, context),
                 (
                     spec.cross_attention,
@@ -362,21 +365,21 @@ def _reference() -> type[nn.Module]:
                 (spec.feed_forward, context),
             ):
                 if isinstance(part, Component):
-                    name = "cross_attn" if where.cross else part.node_name
-                    self.add_module(name, part.reference(where))
+                    name = "cross_attn" if part_context.cross else part.node_name
+                    self.add_module(name, part.reference(part_context))
                     self.order.append(name)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(context)
                 return
             for name in self.order if spec.residual_scale else ():
-                width, both = context.hidden_size, spec.residual_scale is True
-                if both or spec.residual_scale == "output":
-                    self.add_module(f"{name}_out_scale", Scaling(width, bias=both))
-                if both or spec.residual_scale == "residual":
-                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=both))
+                width, scales_both = context.hidden_size, spec.residual_scale is True
+                if scales_both or spec.residual_scale == "output":
+                    self.add_module(f"{name}_out_scale", Scaling(width, bias=scales_both))
+                if scales_both or spec.residual_scale == "residual":
+                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=scales_both))
             for name in self.order:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{name}_{place}_norm" for place in places):
+                for norm in (f"{name}_{position}_norm" for position in places):
                     if norm not in spec.without_norms:
                         self.add_module(norm, spec.norm.reference(context))
             if spec.idle_cross_attention:
@@ -387,23 +390,23 @@ def _reference() -> type[nn.Module]:
             out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
             return out
 
-        def _joined(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-            """The residual stream x after a sublayer with output y."""
+        def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+            """Returns the residual stream x after a sublayer with output y."""
             y = self._normed(f"{name}_out_scale", self._normed(f"{name}_post_norm", y))
             return self._normed(f"{name}_residual_scale", x) + y
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self._normed("input_norm", x)
-            start, shared = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
+            start, shared_input = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
                 y = self.get_submodule(name)(
-                    self._normed(f"{name}_pre_norm", source) if shared is None else shared, run
+                    self._normed(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
                 )
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:
-                    x = self._joined(name, x, y)
+                    x = self._residual_sum(name, x, y)
             return x
 
     return BlockReference

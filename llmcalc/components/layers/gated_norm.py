@@ -47,22 +47,22 @@ class GatedNormLayer(WholeLayer):
         return "A.X-K2 2026"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            read = f.part(f"{where}_pre_norm", self.norm, x)
-            f.hold(y=read)
-            if where == "self_attn" or self.feed_forward_gate:
-                read = self._gated(f, where + GATE, read)
-                f.hold(y=read)
-            x = f.add(x, f.part(where, part, read))
+            sublayer_input = f.part(f"{name}_pre_norm", self.norm, x)
+            f.hold(y=sublayer_input)
+            if name == "self_attn" or self.feed_forward_gate:
+                sublayer_input = self._gated_output(f, name + GATE, sublayer_input)
+                f.hold(y=sublayer_input)
+            x = f.add(x, f.part(name, part, sublayer_input))
             f.hold(x=x)
         return x
 
-    def _gated(self, f: Flow, name: str, x: Value) -> Value:
-        """The output of a norm, multiplied by its gate."""
+    def _gated_output(self, f: Flow, name: str, x: Value) -> Value:
+        """Returns the output of a norm, multiplied by its gate."""
         with f.scope(name, kind="norm"):
-            inner = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
-            return f.mul(x, f.act(f.linear("up_proj", inner, *x.axes), "sigmoid"))
+            low_rank = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
+            return f.mul(x, f.act(f.linear("up_proj", low_rank, *x.axes), "sigmoid"))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -71,8 +71,8 @@ class GatedNormLayer(WholeLayer):
     def examples(cls) -> list[Self]:
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        one = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
-        return [one, one.model_copy(update={"feed_forward_gate": False})]
+        layer = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
+        return [layer, layer.model_copy(update={"feed_forward_gate": False})]
 
 
 @cache
@@ -80,7 +80,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Gate(nn.Module):
-        """x: [batch, tokens, hidden] → x times its gate, which is between 0 and 1."""
+        """The gate. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
@@ -91,7 +91,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class GatedNormLayerReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, context: Context) -> None:
             super().__init__()

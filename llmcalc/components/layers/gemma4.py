@@ -74,18 +74,18 @@ class Gemma4Layer(WholeLayer):
         if self.dense is None:
             x = f.add(x, self._between_norms(f, "mlp", self.feed_forward, x))
         else:
-            both = self._between_norms(f, "dense", self.dense, x)
-            both = f.add(both, self._between_norms(f, "mlp", self.feed_forward, x, seen=x))
-            f.hold(both=both)
-            x = f.add(x, f.part("sum_post_norm", self.norm, both))
+            network_sum = self._between_norms(f, "dense", self.dense, x)
+            network_sum = f.add(network_sum, self._between_norms(f, "mlp", self.feed_forward, x, router_input=x))
+            f.hold(both=network_sum)
+            x = f.add(x, f.part("sum_post_norm", self.norm, network_sum))
         if self.per_layer_input is not None:
             x = f.add(x, f.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return f.mul(x, f.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **seen: Any) -> Value:
-        """The output of a sublayer with a norm before it and a norm on its output."""
+    def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **router_input: Any) -> Value:
+        """Returns the output of a sublayer with a norm before it and a norm on its output."""
         assert isinstance(part, Component)
-        y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **seen)
+        y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return f.part(f"{name}_post_norm", self.norm, y)
 
     def reference(self, context: Context) -> nn.Module:
@@ -93,7 +93,7 @@ class Gemma4Layer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
+        """Returns examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
@@ -120,7 +120,7 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("value", torch.ones(1))
 
     class Gemma4LayerReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Gemma 4's layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Gemma4Layer, context: Context) -> None:
             super().__init__()
@@ -135,16 +135,18 @@ def _reference() -> type[nn.Module]:
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
-        def _between_norms(self, name: str, x: Tensor, run: Run, **seen: Tensor) -> Tensor:
-            before, part, after = (self.get_submodule(of) for of in (f"{name}_pre_norm", name, f"{name}_post_norm"))
-            out: Tensor = after(part(before(x), run, **seen))
+        def _between_norms(self, name: str, x: Tensor, run: Run, **router_input: Tensor) -> Tensor:
+            pre_norm, part, post_norm = (
+                self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
+            )
+            out: Tensor = post_norm(part(pre_norm(x), run, **router_input))
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = x + self._between_norms("self_attn", x, run)
             if hasattr(self, "dense"):
-                both = self._between_norms("dense", x, run) + self._between_norms("mlp", x, run, seen=x)
-                x = x + self.sum_post_norm(both)
+                network_sum = self._between_norms("dense", x, run) + self._between_norms("mlp", x, run, router_input=x)
+                x = x + self.sum_post_norm(network_sum)
             else:
                 x = x + self._between_norms("mlp", x, run)
             if hasattr(self, "per_layer_input"):

@@ -1,5 +1,6 @@
-"""A layer with attention and a state-space mixer in parallel: both read the same input, and their outputs are added
-(Falcon-H1, arXiv:2507.22448).
+"""A layer with attention and a state-space mixer in parallel (Falcon-H1, arXiv:2507.22448).
+
+Both mixers read the same input, and their outputs are added.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class HybridBlock(Layer):
-    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network, with pre-norms.
+    """Attention and a state-space mixer on the same normed input, then a feed-forward network, with pre-norms.
 
     state_space: the mixer beside attention.
     """
@@ -71,10 +72,10 @@ class HybridBlock(Layer):
         assert isinstance(self.attention, Component)
         assert isinstance(self.state_space, Component)
         assert isinstance(self.feed_forward, Component)
-        read = f.part("mixers_pre_norm", self.norm, x)
-        f.hold(y=read)
-        x = f.add(x, f.part("self_attn", self.attention, read))
-        x = f.add(x, f.part("state_space", self.state_space, read))
+        normed = f.part("mixers_pre_norm", self.norm, x)
+        f.hold(y=normed)
+        x = f.add(x, f.part("self_attn", self.attention, normed))
+        x = f.add(x, f.part("state_space", self.state_space, normed))
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, context: Context) -> nn.Module:
@@ -93,18 +94,18 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class HybridReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The hybrid layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: HybridBlock, context: Context) -> None:
             super().__init__()
             self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
-            for where, part in (
+            for name, part in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
                 assert isinstance(part, Component)
-                self.add_module(where, part.reference(context))
+                self.add_module(name, part.reference(context))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             y = self.mixers_pre_norm(x)

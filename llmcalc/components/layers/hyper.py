@@ -67,41 +67,41 @@ class HyperLayer(WholeLayer):
         return "Xie et al. 2025, §4"
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """x: all streams."""
-        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+        """Records the layer. x: all streams."""
+        for name, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            read, written, mixed = self._connected(f, f"{where}_connection", x)
-            f.hold(read=read, written=written, mixed=mixed)
-            y = f.part(where, part, f.part(f"{where}_pre_norm", self.norm, read))
+            sublayer_input, output_weights, mixed_streams = self._connection(f, f"{name}_connection", x)
+            f.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
+            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, sublayer_input))
             f.hold(y=y)
-            x = f.add(f.mul(written, y, axes=x.axes), mixed)
+            x = f.add(f.mul(output_weights, y, axes=x.axes), mixed_streams)
             f.hold(x=x)
         return x
 
-    def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connection(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
-        mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
-            read, written, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
-            f.hold(read=read, written=written)
-            summed = f.sum(f.mul(f.plus(f.act(read, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
-            strength = f.scale(f.act(written, "sigmoid"), self.hc_magnitude)
-            f.hold(summed=summed, strength=strength)
+            read_logits, write_logits, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixing_axes)))
+            f.hold(read=read_logits, written=write_logits)
+            summed = f.sum(f.mul(f.plus(f.act(read_logits, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
+            output_weights = f.scale(f.act(write_logits, "sigmoid"), self.hc_magnitude)
+            f.hold(summed=summed, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
-                return summed, f.plus(strength, self.hc_eps), x
+                return summed, f.plus(output_weights, self.hc_eps), x
             f.hold(raw=matrix[0])
             doubly = f.plus(f.act(matrix[0], "softmax"), self.hc_eps)
             doubly = f.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
             x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
-            return summed, strength, x
+            return summed, output_weights, x
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """None: the layer needs the stack's streams. One of the stack's examples uses it."""
+        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
         return []
 
 
@@ -118,8 +118,8 @@ class HyperStreams(ResidualStreams):
     hc_mult: Streams
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        needed = {"type": self.type, "hc_mult": self.hc_mult}
-        if any(layer.requires().get("streams") != needed for layer in layers.values()):
+        required = {"type": self.type, "hc_mult": self.hc_mult}
+        if any(layer.requires().get("streams") != required for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'hyper' stand where every layer is of type 'hyper' with their hc_mult, and "
                 "nowhere else"
@@ -145,7 +145,7 @@ class HyperStreams(ResidualStreams):
 
 
 def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
-    """One projection of all streams, in parts; each part of `out` has its own scale, and each weight an offset."""
+    """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
     raw = f.linear("map", f.normalized(x, PLAIN), out)
     parts = tuple(Value(x.rows, part) for part in out.parts)
     f.record("core", "offsets", (raw,), parts, ops.StreamOffsets(out.size, len(out.parts)))
@@ -153,7 +153,7 @@ def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
 
 
 def hyper_example(**fields: Any) -> HyperLayer:
-    """A small layer. fields: override its default fields."""
+    """Returns a small layer. fields: values that override its default fields."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
     network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
     return HyperLayer(
@@ -167,7 +167,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Offsets(nn.Module):
-        """All weights of a token → its weights of each kind, times the scale of that kind, plus the bias of each."""
+        """Splits a token's weights by kind: each times the scale of its kind, plus its offset."""
 
         def __init__(self, *parts: int) -> None:
             super().__init__()
@@ -179,18 +179,18 @@ def _references() -> dict[str, type[nn.Module]]:
             return tuple(w * s + b for w, s, b in zip(parts, self.scale.unbind(), offsets, strict=True))
 
     def plain(width: int) -> nn.Module:
-        """The norm on all streams of a token together."""
+        """Builds the norm on all streams of a token together."""
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
 
     class Mix(nn.Module):
-        """matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
+        """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            mixed: Tensor = matrix.transpose(-1, -2) @ streams
-            return mixed
+            mixed_streams: Tensor = matrix.transpose(-1, -2) @ streams
+            return mixed_streams
 
     class Connection(nn.Module):
-        """streams: [batch, tokens, n, hidden] → (the sublayer's input, its output's weights, the mixed streams)."""
+        """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
@@ -202,14 +202,14 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
-            read, write, *comb = self.offsets(self.map(self.plain(streams.flatten(2))))
+            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
             summed, strength = (
-                ((read.sigmoid() + eps)[..., None] * streams).sum(2),
-                self.spec.hc_magnitude * write.sigmoid(),
+                ((read_logits.sigmoid() + eps)[..., None] * streams).sum(2),
+                self.spec.hc_magnitude * write_logits.sigmoid(),
             )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return summed, strength + eps, streams
-            matrix = comb[0].unflatten(-1, (n, n)).softmax(-1) + eps
+            matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
             matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
                 matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
@@ -217,7 +217,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return summed, strength, self.mix(matrix, streams)
 
     class HyperLayerReference(nn.Module):
-        """x: [batch, tokens, streams, hidden] → same shape."""
+        """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: HyperLayer, context: Context) -> None:
             super().__init__()
@@ -229,9 +229,9 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
-                read, write, mixed = self.get_submodule(f"{name}_connection")(x)
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(read), run)
-                x = write[..., None] * y[:, :, None] + mixed
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(x)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), run)
+                x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
 
     class HeadReference(nn.Module):
@@ -247,7 +247,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return total
 
     class StreamsReference(nn.Module):
-        """One residual stream → streams [batch, tokens, n, hidden], and back to one."""
+        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
 
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
@@ -257,7 +257,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def to_one(self, x: Tensor) -> Tensor:
-            one: Tensor = self.hyper_streams(x)
-            return one
+            stream: Tensor = self.hyper_streams(x)
+            return stream
 
     return {"layer": HyperLayerReference, "streams": StreamsReference}

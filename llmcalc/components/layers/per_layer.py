@@ -38,8 +38,8 @@ class PerLayerEmbedding(StackPart):
     norm: Norm
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        needed = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.requires().get("per_layer_embedding") != needed for layer in layers.values()):
+        required = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
+        if any(layer.requires().get("per_layer_embedding") != required for layer in layers.values()):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"
@@ -49,23 +49,23 @@ class PerLayerEmbedding(StackPart):
         return "Gemma 3n 2025"
 
     def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
-        each = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
+        vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
         vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
-        looked_up, _ = f.table("embed", Axis("vocab", vocab), *each, of=x.rows, by="known ids")
-        looked_up = f.scale(looked_up, width**0.5)
-        mapped = f.scale(f.linear("projection", x, *each), x.width**-0.5)
-        f.hold(looked_up=looked_up, mapped=mapped)
-        normed = f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source())
-        both = f.add(normed, looked_up)
-        f.hold(both=both)
-        return f.scale(both, 2**-0.5)
+        table_vectors, _ = f.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
+        table_vectors = f.scale(table_vectors, width**0.5)
+        projected = f.scale(f.linear("projection", x, *vector_axes), x.width**-0.5)
+        f.hold(looked_up=table_vectors, mapped=projected)
+        normed = f.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
+        vectors = f.add(normed, table_vectors)
+        f.hold(both=vectors)
+        return f.scale(vectors, 2**-0.5)
 
     def reference(self, context: Context, layers: int = 1) -> nn.Module:
         return _references()["table"](self, context, layers)
 
 
 class PerLayerGate(Part):
-    """A layer's use of its vector, after its sublayers: x + norm(W(act(Gx) · vector)).
+    """The gated use of a layer's vector, after its sublayers: x + norm(W(act(Gx) · vector)).
 
     hidden_size_per_layer_input: the width of the vector.
     hidden_act: the activation on the gate Gx.
@@ -85,11 +85,11 @@ class PerLayerGate(Part):
         return "Gemma 3n 2025"
 
     def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term added to x. norm: the layer's norm, on the output."""
+        """Returns the term added to x. norm: the layer's norm, which is applied to the term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = f.act(f.linear("gate", x, width), self.hidden_act)
-        alone = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
-        vectors: Value = f.memo.get("per_layer_embedding", alone)  # of all layers; each layer reads its own
+        placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
+        vectors: Value = f.memo.get("per_layer_embedding", placeholder)  # of all layers; each layer reads its own
         y = f.mul(gate, f.take(vectors, width))
         f.hold(y=y)
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
@@ -103,7 +103,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """x: the token embeddings, [batch, tokens, hidden] → [batch, tokens, layers, width]."""
+        """The vectors of all layers. x: token embeddings [batch, tokens, hidden] → [batch, tokens, layers, width]."""
 
         def __init__(self, spec: PerLayerEmbedding, context: Context, layers: int) -> None:
             super().__init__()
@@ -118,13 +118,15 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             assert run.ids is not None, "per-layer embeddings are looked up by token"
-            looked_up = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
-            mapped = self.projection(x) * self.hidden**-0.5
-            both: Tensor = self.norm(mapped.unflatten(-1, (-1, self.width))) + looked_up.unflatten(-1, (-1, self.width))
-            return both * 2**-0.5
+            table_vectors = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
+            projected = self.projection(x) * self.hidden**-0.5
+            vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
+                -1, (-1, self.width)
+            )
+            return vectors * 2**-0.5
 
     class Gate(nn.Module):
-        """x: [batch, tokens, hidden] → the term added to x."""
+        """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, context: Context, norm: Norm) -> None:
             super().__init__()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ShortcutLayer(Layer):
-    """Attention, a dense network, attention, a dense network, each pre-norm, with experts beside the last three.
+    """Attention, a dense network, attention, a dense network, each pre-norm; experts in parallel to the last three.
 
     attention: the two attentions, equal in shape, each with its own weights and its own cache.
     dense: the two dense networks, equal in shape, each with its own weights.
@@ -68,21 +68,21 @@ class ShortcutLayer(Layer):
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.feed_forward, Component)
-        x, read = self._attended(f, x, 0)
-        aside = f.part("mlp", self.feed_forward, read)
-        f.hold(read=read, aside=aside)
-        x = f.add(x, f.part("dense", self.dense, read, nth=0))
+        x, normed = self._attention_sublayer(f, x, 0)
+        expert_output = f.part("mlp", self.feed_forward, normed)
+        f.hold(read=normed, aside=expert_output)
+        x = f.add(x, f.part("dense", self.dense, normed, nth=0))
         f.hold(x=x)
-        x, read = self._attended(f, x, 1)
-        return f.add(f.add(x, f.part("dense", self.dense, read, nth=1)), aside)
+        x, normed = self._attention_sublayer(f, x, 1)
+        return f.add(f.add(x, f.part("dense", self.dense, normed, nth=1)), expert_output)
 
-    def _attended(self, f: Flow, x: Value, nth: int) -> tuple[Value, Value]:
+    def _attention_sublayer(self, f: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
         assert isinstance(self.attention, Component)
-        read = f.part("self_attn_pre_norm", self.norm, x, nth=nth)
-        x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
+        normed = f.part("self_attn_pre_norm", self.norm, x, nth=index)
+        x = f.add(x, f.part("self_attn", self.attention, normed, nth=index))
         f.hold(x=x)
-        return x, f.part("dense_pre_norm", self.norm, x, nth=nth)
+        return x, f.part("dense_pre_norm", self.norm, x, nth=index)
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -91,16 +91,16 @@ class ShortcutLayer(Layer):
     def examples(cls) -> list[Self]:
         rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        corrected, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
         narrow = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
         experts = MoE(
-            num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=narrow, router=corrected
+            num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=narrow, router=corrected_router
         )
-        plain = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        few = MoE(num_experts=3, num_experts_per_tok=1, expert=plain)
+        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated)
         return [
             cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),
-            cls(attention=grouped, feed_forward=few, dense=plain, norm=Norm(type="layernorm")),
+            cls(attention=grouped, feed_forward=few_experts, dense=ungated, norm=Norm(type="layernorm")),
         ]
 
 
@@ -109,7 +109,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """LongCat-Flash's layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortcutLayer, context: Context) -> None:
             super().__init__()
@@ -124,11 +124,11 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), run)
-            read = self.dense_pre_norm[0](x)
-            aside = self.mlp(read, run)
-            x = x + self.dense[0](read, run)
+            normed = self.dense_pre_norm[0](x)
+            expert_output = self.mlp(normed, run)
+            x = x + self.dense[0](normed, run)
             x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), run)
-            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), run) + aside
+            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), run) + expert_output
             return out
 
     return ShortcutReference

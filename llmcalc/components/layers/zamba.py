@@ -91,51 +91,54 @@ class SharedBlock(Part):
     def source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
-    def flow(self, f: Flow, x: Value, norm: Norm, out: Shape, others: Others | None = None) -> Value:
-        """x: the residual stream and the token embeddings, side by side. norm: the layer's norm. out: the axes of the
-        output. others: the adapters of other layers that are stored in the block.
+    def flow(self, f: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
+        """Records the block. x: the residual stream and the token embeddings, concatenated.
+
+        norm: the layer's norm.
+        out: the axes of the output.
+        other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(read: Value, out: Shape) -> Value:
-            return self._adapted(f, read, out, others)
+        def adapter(adapter_input: Value, out: Shape) -> Value:
+            return self._adapter_output(f, adapter_input, out, other_adapters)
 
         f.hold(x=x)
-        read = f.part("self_attn_pre_norm", norm, x)
-        beside = adapter if self.attention_adapters else None
-        y = f.part("self_attn", self.attention, read, out=out, adapter=beside)
+        normed = f.part("self_attn_pre_norm", norm, x)
+        attention_adapter = adapter if self.attention_adapters else None
+        y = f.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
         f.hold(y=y)
         y = f.part("mlp_pre_norm", norm, y)
         with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
             return self._network(f, y, None if self.adapter_rank is None else adapter)
 
     def _network(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
-        """The feed-forward network, perhaps with an adapter on its gate and up projections."""
-        network, inner = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
-        gate = f.linear("gate_proj", x, inner, bias=network.gate_bias)
-        up = f.linear("up_proj", x, inner, bias=network.up_bias)
+        """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
+        network, ffn = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
+        gate = f.linear("gate_proj", x, ffn, bias=network.gate_bias)
+        up = f.linear("up_proj", x, ffn, bias=network.up_bias)
         f.hold(x=x, gate=gate, up=up)
         if adapter is not None:
-            to_gate, to_up = f.split(adapter(x, (Beside(((inner,), (inner,))),)), (inner,), (inner,))
+            to_gate, to_up = f.split(adapter(x, (Beside(((ffn,), (ffn,))),)), (ffn,), (ffn,))
             f.hold(to_gate=to_gate)
             gate, up = f.add(gate, to_gate), f.add(up, to_up)
             f.hold(gate=gate, up=up)
         y = f.mul(f.act(gate, network.hidden_act), up)
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
-    def _adapted(self, f: Flow, x: Value, out: Shape, others: Others | None) -> Value:
-        """Records the adapter of the running layer, and beside it the adapters of other layers."""
+    def _adapter_output(self, f: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+        """Records the running layer's adapter and, beside it, the adapters of other layers."""
 
         def mapped() -> Value:
             return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
 
-        about: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
-        with f.scope("adapters", indices=range(1), **about) as own:
-            own.per_layer = True
+        node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
+        with f.scope("adapters", indices=range(1), **node_fields) as own_scope:
+            own_scope.per_layer = True
             y = mapped()
-        if others is not None:
-            number, role = others
-            which = range(1, number + 1) if isinstance(number, int) else None
-            with f.scope("adapters", repeat=number, indices=which, role=role, **about):
+        if other_adapters is not None:
+            number, role = other_adapters
+            indices = range(1, number + 1) if isinstance(number, int) else None
+            with f.scope("adapters", repeat=number, indices=indices, role=role, **node_fields):
                 mapped()
         return y
 
@@ -189,19 +192,27 @@ class ZambaLayer(Layer):
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(self.attention, Component)
-        others: Others | None = None
+        other_adapters: Others | None = None
         if sharing is not None and sharing.first:
-            others = sharing.others, "kept"
+            other_adapters = sharing.others, "kept"
         elif self.transformer.idle_adapters:
-            others = self.transformer.idle_adapters, "idle"
+            other_adapters = self.transformer.idle_adapters, "idle"
         role: Role = "own" if sharing is None or sharing.first else "shared"
         embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
-        both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
-        y = f.part("transformer", self.transformer, both, norm=self.norm, out=x.axes, others=others, role=role)
+        block_input = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        y = f.part(
+            "transformer",
+            self.transformer,
+            block_input,
+            norm=self.norm,
+            out=x.axes,
+            other_adapters=other_adapters,
+            role=role,
+        )
         y = f.linear("linear", y, *x.axes, kind="attention")
         f.hold(added=y)
-        read = f.part("mixer_pre_norm", self.norm, f.add(x, y))
-        return f.add(x, f.part("mixer", self.attention, read))
+        normed = f.part("mixer_pre_norm", self.norm, f.add(x, y))
+        return f.add(x, f.part("mixer", self.attention, normed))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
@@ -239,7 +250,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Adapter(nn.Module):
-        """x: [..., n_in] → [..., n_out]."""
+        """A low-rank adapter. x: [..., n_in] → [..., n_out]."""
 
         def __init__(self, n_in: int, rank: int, n_out: int) -> None:
             super().__init__()
@@ -250,19 +261,19 @@ def _reference() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """The layer's own adapter, which runs, and its unused ones."""
+        """Builds the layer's adapter, which runs, and its unused ones."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; further adapters are stored for other layers."""
+        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
             self.adapters = adapters(spec, n_in, n_out)
 
         def forward(self, x: Tensor) -> Tensor:
-            adapted: Tensor = super().forward(x) + self.adapters[0](x)
-            return adapted
+            output: Tensor = super().forward(x) + self.adapters[0](x)
+            return output
 
     class Network(nn.Module):
         def __init__(self, spec: SharedBlock, context: Context) -> None:
@@ -282,17 +293,24 @@ def _reference() -> type[nn.Module]:
             return out
 
     class BlockReference(nn.Module):
-        """The residual stream and the token embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
+        """The shared block. Residual stream and embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
         def __init__(self, spec: ZambaLayer, context: Context) -> None:
             super().__init__()
             block, hidden = spec.transformer, context.hidden_size
-            wide = Context(2 * hidden, output_size=hidden)
-            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(wide), spec.norm.reference(context)
-            self.self_attn, self.mlp = block.attention.reference(wide), Network(block, context)
+            block_context = Context(2 * hidden, output_size=hidden)
+            self.self_attn_pre_norm, self.mlp_pre_norm = (
+                spec.norm.reference(block_context),
+                spec.norm.reference(context),
+            )
+            self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, context)
             for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                old: Any = getattr(self.self_attn, name)
-                setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block, old.bias is not None))
+                linear: Any = getattr(self.self_attn, name)
+                setattr(
+                    self.self_attn,
+                    name,
+                    Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
+                )
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             y = self.self_attn(self.self_attn_pre_norm(x), run)
@@ -300,7 +318,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class ZambaReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ZambaLayer, context: Context) -> None:
             super().__init__()
@@ -309,27 +327,29 @@ def _reference() -> type[nn.Module]:
             assert isinstance(spec.attention, Component)
             self.mixer_pre_norm, self.mixer = spec.norm.reference(context), spec.attention.reference(context)
 
-        def share(self, first: ZambaReference) -> None:
-            """Uses the block of the first such layer, and stores its own adapters there."""
-            if first is self:
+        def share(self, first_layer: ZambaReference) -> None:
+            """Uses the block of the first such layer, and stores this layer's adapters there."""
+            if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):
                 if not path.endswith("adapters"):
                     continue
-                mine: Any = module.get_submodule("0")
-                keeper: Any = first.transformer.get_submodule(path)
-                kept = Adapter(mine.down.in_features, mine.down.out_features, mine.up.out_features)
-                kept.down.weight, kept.up.weight = mine.down.weight, mine.up.weight
-                keeper.append(kept)
-            for path, parameter in list(first.transformer.named_parameters()):
+                own_adapter: Any = module.get_submodule("0")
+                adapter_list: Any = first_layer.transformer.get_submodule(path)
+                stored_adapter = Adapter(
+                    own_adapter.down.in_features, own_adapter.down.out_features, own_adapter.up.out_features
+                )
+                stored_adapter.down.weight, stored_adapter.up.weight = own_adapter.down.weight, own_adapter.up.weight
+                adapter_list.append(stored_adapter)
+            for path, parameter in list(first_layer.transformer.named_parameters()):
                 holder, _, name = path.rpartition(".")
                 if "adapters." not in path:
                     setattr(self.transformer.get_submodule(holder), name, parameter)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             assert run.embedded is not None
-            added = self.linear(self.transformer(torch.cat([x, run.embedded], -1), run))
-            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + added), run)
+            block_output = self.linear(self.transformer(torch.cat([x, run.embedded], -1), run))
+            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + block_output), run)
             return out
 
     return ZambaReference

@@ -206,7 +206,7 @@ class Attention(TokenMixer):
             self.block_indexer.check_place(place)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
-        """(query heads, key/value heads, head size)."""
+        """Returns (query heads, key/value heads, head size)."""
         a = self.num_attention_heads
         k = a if self.num_key_value_heads is None else self.num_key_value_heads
         d = exact_div(hidden_size, a) if self.head_dim is None else self.head_dim
@@ -230,8 +230,8 @@ class Attention(TokenMixer):
     def borrows(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def _attends_as(self, other: Attention) -> bool:
-        """Whether the other's keys and values can be shared by this one."""
+    def _can_share_with(self, other: Attention) -> bool:
+        """Whether this layer can share the keys and values of the other layer."""
         return all(map(same, self.attends_like(), other.attends_like()))
 
     def flow(
@@ -249,9 +249,9 @@ class Attention(TokenMixer):
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
-        seen = x if memory is None else memory
-        keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
+        q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        kv_input = x if memory is None else memory
+        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter)
         if memory is None:
             f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
@@ -278,20 +278,20 @@ class Attention(TokenMixer):
             y = self.output_gate.flow(f, x, y)
             f.hold(out=y)
         if self.sub_norm is not None:
-            whole = f.flat(y)
-            f.hold(whole=whole)
-            y = f.part("sub_norm", self.sub_norm, whole)
+            concatenated = f.flat(y)
+            f.hold(whole=concatenated)
+            y = f.part("sub_norm", self.sub_norm, concatenated)
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
-        """Queries or keys after norm and positions, in the order of the spec."""
+    def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
+        """Returns queries or keys after norm and positions, in the order of the spec."""
         qk = self.qk_norm
 
         def normed(v: Value) -> Value:
             assert qk is not None
-            over = v.axes if qk.scope == "projection" else (dim,)
-            by = v.axes[0] if qk.scope == "per_head" else None
-            return f.norm(name, v, qk.norm, over, by if isinstance(by, Axis) else None)
+            normed_axes = v.axes if qk.scope == "projection" else (dim,)
+            head_axis = v.axes[0] if qk.scope == "per_head" else None
+            return f.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
         x = normed(x) if qk is not None and qk.order == "before_rope" else x
         x = f.rope(x, self.position) if isinstance(self.position, Rope) else x
@@ -304,40 +304,42 @@ class Attention(TokenMixer):
         heads: Axis,
         dim: Axis,
         size: Axis,
-        crossing: bool,
+        cross: bool,
         adapter: Adapter | None,
     ) -> tuple[Value, Value]:
-        """Keys and values of this layer, or those of the nearest lower layer to share with."""
-        made: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+        computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
-            nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
-            alike = (one for one in reversed(made) if self._attends_as(one[0]))
-            _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: the layer is recorded alone
+            placeholder = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
+            shareable = (entry for entry in reversed(computed) if self._can_share_with(entry[0]))
+            _, keys, values = next(
+                shareable, computed[-1] if computed else placeholder
+            )  # nothing: the layer is recorded alone
             return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
         with f.function():
-            raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)
-            keys = self._placed(f, raw, "k_norm", dim)
+            keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
-                values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+                values = _projection(f, "v_proj", x, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
                 f.hold(v=values)
-            if f.causal or crossing:
-                limit, held = self._held(crossing)
-                keys, values = f.cache("cache", held, keys, values, limit=limit)
-        if not crossing:
-            made.append((self, keys, values))
-        if not crossing and f.memo.get("lends"):
+            if f.causal or cross:
+                limit, cache_kind = self._cache_limit_and_kind(cross)
+                keys, values = f.cache("cache", cache_kind, keys, values, limit=limit)
+        if not cross:
+            computed.append((self, keys, values))
+        if not cross and f.memo.get("lends"):
             kind = self.attends_like()
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
-    def _held(self, crossing: bool) -> tuple[Number, str]:
-        """The number of tokens in the cache, None if unlimited, and the kind of cache."""
-        if crossing:
+    def _cache_limit_and_kind(self, cross: bool) -> tuple[Number, str]:
+        """Returns the number of cached tokens, None if unlimited, and the kind of cache."""
+        if cross:
             return None, "cross_attention"
         if self.sliding_window is not None:
             return self.sliding_window, "sliding_attention"
@@ -348,10 +350,10 @@ class Attention(TokenMixer):
     def source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
-        one = (
+        single_kv_head = (
             isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
         )  # an array or a symbol is not a single number
-        return "Shazeer 2019, §3" if one else "Ainslie et al. 2023, §2"
+        return "Shazeer 2019, §3" if single_kv_head else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
         a, k, d = self.sizes(hidden_size)
@@ -430,8 +432,8 @@ class Attention(TokenMixer):
         ]
 
 
-def _projected(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
-    """Queries, keys or values, plus the adapter's output if there is an adapter."""
+def _projection(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
     if adapter is None:
         return f.linear(name, x, *out, bias=bias)
     with f.scope(name):
@@ -446,7 +448,7 @@ def _reference() -> type[nn.Module]:
     from ..distance import alibi_bias
 
     class Core(nn.Module):
-        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
+        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
 
         def forward(
             self,
@@ -471,7 +473,7 @@ def _reference() -> type[nn.Module]:
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class AttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Attention, context: Context) -> None:
             super().__init__()
@@ -481,12 +483,12 @@ def _reference() -> type[nn.Module]:
             self.head_dim = spec.head_dim or context.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
             width = context.hidden_size
-            seen = context.source_size or width if context.cross else width
+            kv_width = context.source_size or width if context.cross else width
             self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
             if not spec.kv_shared:
-                self.k_proj = nn.Linear(seen, self.kv_heads * self.head_dim, bias=spec.k_bias)
+                self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
-                self.v_proj = nn.Linear(seen, self.kv_heads * self.value_dim, bias=spec.v_bias)
+                self.v_proj = nn.Linear(kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias)
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
@@ -522,17 +524,17 @@ def _reference() -> type[nn.Module]:
             }[self.spec.qk_norm.scope]
 
         def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-            """x: [batch, heads, tokens, head_dim]."""
+            """Applies the query or key norm. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
                 normed: Tensor = norm(x)
                 return normed
             flat = x.transpose(1, 2).flatten(2)
-            whole: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            return whole
+            heads: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return heads
 
-        def _placed(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
-            """Queries or keys after norm and positions, in the order of the spec."""
+        def _normed_and_rotated(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
+            """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
                 x = self._normed(x, getattr(self, norm))
@@ -546,32 +548,34 @@ def _reference() -> type[nn.Module]:
 
         def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             if self.cross:
-                held = None if run.store is None else run.store.get(self.cache)
-                if held is not None:
-                    return held[0], held[1]
+                cached = None if run.store is None else run.store.get(self.cache)
+                if cached is not None:
+                    return cached[0], cached[1]
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
             raw = self._heads_of(self.k_proj(x), self.head_dim)
-            k = self._placed(raw, "k_norm", run, 0 if self.cross else run.past)
+            k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
             v = raw if self.spec.attention_k_eq_v else self._heads_of(self.v_proj(x), self.value_dim)
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _own_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """Keys and values of this layer, or those of the nearest lower layer to share with."""
+        def _local_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
                 return self._keys_and_values(x, run)
             spec = self.spec
-            alike = (
+            sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
-            made: tuple[Tensor, Tensor] = run.memo[alike] if spec.kv_shared else self._keys_and_values(x, run)
+            keys_and_values: tuple[Tensor, Tensor] = (
+                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run)
+            )
             if run.lends:
-                run.memo[alike] = made
-            return made
+                run.memo[sharing_key] = keys_and_values
+            return keys_and_values
 
         def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
-            """The mask of keys that each query may attend to, and the term added to the scores."""
+            """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
             mask = allowed(
                 run,
@@ -586,26 +590,26 @@ def _reference() -> type[nn.Module]:
             return mask, self._bias(run, end, queries, keys, x.device)
 
         def _bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
-            """The term added to the scores of the last `queries` and the last `keys` tokens before `end`."""
-            spans = run.span(end - queries, end, device), run.span(end - keys, end, device)
+            """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
+            positions = run.span(end - queries, end, device), run.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
-                own: Tensor = self.relative_bias(*spans)
-                return own
+                layer_bias: Tensor = self.relative_bias(*positions)
+                return layer_bias
             make: Any = partial(alibi_bias, self.heads) if self.alibi else run.bias
             if make is None:
                 return None
-            shared: Tensor = run.once(("bias", self.heads, end, queries, keys), lambda: make(*spans))
-            return shared
+            stack_bias: Tensor = run.once(("bias", self.heads, end, queries, keys), lambda: make(*positions))
+            return stack_bias
 
         def before_layers(self, x: Tensor, run: Run) -> None:
-            """Computes the bias that all layers of a stack add, before the first of them."""
+            """Computes the bias that all layers of a stack add, before the first layer."""
             end = run.past + x.shape[1]
             if not self.cross:
                 self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q = self._placed(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
-            k, v = self._own_or_shared(x, run)
+            q = self._normed_and_rotated(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            k, v = self._local_or_shared(x, run)
             mask, bias = (None, None) if self.cross else self._seen(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
@@ -621,8 +625,8 @@ def _reference() -> type[nn.Module]:
             out = out.transpose(1, 2)
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
-            whole = out.flatten(2)
-            result: Tensor = self.o_proj(self.sub_norm(whole) if hasattr(self, "sub_norm") else whole)
+            concatenated = out.flatten(2)
+            result: Tensor = self.o_proj(self.sub_norm(concatenated) if hasattr(self, "sub_norm") else concatenated)
             return result
 
     return AttentionReference

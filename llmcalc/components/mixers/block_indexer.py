@@ -45,7 +45,7 @@ class BlockIndexer(Part):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` where it does not fit the fields of that attention."""
+        """Raises `ValueError` if the indexer does not fit the fields of that attention."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(
                 "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
@@ -56,20 +56,19 @@ class BlockIndexer(Part):
             )
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where its attention cannot be used in that place. place: of the attention."""
+        """Raises `ValueError` if attention with an indexer cannot be used in that place. place: of the attention."""
         if place.side == "encoder":
             raise ValueError(f"{place.where}.block_indexer: stands in causal attention; expected a decoder")
 
     @property
     def chosen_tokens(self) -> int:
-        """The largest number of tokens that one token attends to."""
+        """The largest number of tokens that a token attends to."""
         return self.index_block_size * self.index_topk_blocks
 
     def flow(
         self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the selection of blocks. Returns the keys and values that are read, and further arguments for the
-        core of the attention.
+        """Records the selection of blocks; returns the keys and values to read, and arguments of the attention core.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
@@ -88,7 +87,7 @@ class BlockIndexer(Part):
         return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
 
     def _chosen(self, f: Flow, x: Value, position: Rope) -> Value:
-        """The mask of the selected tokens, for each head of the indexer."""
+        """Returns the mask of the selected tokens, for each head of the indexer."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
         with f.scope("indexer", role="no_grad"):
@@ -114,7 +113,7 @@ def _reference() -> type[nn.Module]:
             return scores
 
     class BlockIndexerReference(nn.Module):
-        """x: [batch, tokens, hidden] → mask of the selected earlier tokens, [batch, index heads, tokens, keys]."""
+        """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
 
         def __init__(self, spec: BlockIndexer, hidden: int, theta: float) -> None:
             super().__init__()
@@ -135,34 +134,40 @@ def _reference() -> type[nn.Module]:
             spec, end = self.spec, run.past + x.shape[1]
             q = self._rotate(self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), run)
             (k,) = self.cache(run, self._rotate(self.k_norm(self.k_proj(x)), run))
-            at, keys = run.span(run.past, end, x.device), run.span(0, end, x.device)
-            scores = self.core(q, k).float().masked_fill(keys[None] > at[:, None], float("-inf"))
+            positions, keys = run.span(run.past, end, x.device), run.span(0, end, x.device)
+            scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             blocks = -(-end // spec.index_block_size)
             scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
-            best = scores.unflatten(-1, (blocks, -1)).amax(-1)
-            away = (at // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
-            best = best.masked_fill((away >= 0) & (away < spec.index_local_blocks), float("inf")).masked_fill(
-                away < 0, float("-inf")
-            )
-            rank = best.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            seen: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
-                keys[None] <= at[:, None]
-            )
-            return seen
+            block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
+            block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
+            block_scores = block_scores.masked_fill(
+                (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
+            ).masked_fill(block_distance < 0, float("-inf"))
+            rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+            selected: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
+                ..., :end
+            ] & (keys[None] <= positions[:, None])
+            return selected
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-            """k, v: [batch, heads, keys, d] → the keys and values that are read, and their mask [batch, heads, tokens,
-            keys].
+            """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
+
+            k, v: [batch, heads, keys, d].
             """
-            seen, group = self(x, run), k.shape[1] // self.spec.index_n_heads
+            selected, group = self(x, run), k.shape[1] // self.spec.index_n_heads
             if group > 1:
-                seen = seen.repeat_interleave(group, 1)
+                selected = selected.repeat_interleave(group, 1)
             if not run.past or x.shape[1] > 1:
-                return k, v, seen
+                return k, v, selected
             end, size = k.shape[-2], self.spec.index_block_size
-            read = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
-            where = seen[:, :, 0].to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[..., :read, None]
-            k, v = (t.gather(2, where.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
-            return k, v, torch.ones_like(seen[..., :read])
+            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
+            indices = (
+                selected[:, :, 0]
+                .to(torch.int8)
+                .sort(dim=-1, descending=True, stable=True)
+                .indices[..., :read_tokens, None]
+            )
+            k, v = (t.gather(2, indices.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+            return k, v, torch.ones_like(selected[..., :read_tokens])
 
     return BlockIndexerReference

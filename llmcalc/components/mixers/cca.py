@@ -1,5 +1,4 @@
-"""Compressed convolutional attention: softmax attention with heads narrower than the model, after convolutions over the
-tokens.
+"""Compressed convolutional attention: softmax attention on narrow heads, after convolutions over the tokens.
 
 Figliolia et al. 2025 (arXiv:2510.04476), as in ZAYA1: queries and keys pass two causal convolutions, one per channel
 and one within each head, and the mean of a head's query and key is added back. Both are then scaled to one length, keys
@@ -75,7 +74,7 @@ class CompressedConvAttention(WindowedMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The same part with other key and value heads; unchanged where their width is odd and cannot be halved."""
+        """The mixer with other key and value heads; unchanged if their width is odd and cannot be halved."""
         return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -93,10 +92,10 @@ class CompressedConvAttention(WindowedMixer):
         q = f.linear("q_proj", x, heads, dim, bias=biased)
         k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
         with f.function():
-            q, k = self._mixed(f, q, k)
+            q, k = self._convolved(f, q, k)
         f.hold(q=q, k=k)
-        q = self._placed(f, q)
-        k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
+        q = self._scaled_and_rotated(f, q)
+        k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
         v = self._values(f, x, kv_heads, dim)
         f.hold(q=q, k=k, v=v)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
@@ -108,42 +107,44 @@ class CompressedConvAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
-        """Queries and keys after both convolutions, each plus the mean of its head's query and key."""
+    def _convolved(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+        """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
-        mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        both = f.cat(q, k, axes=(mixed, dim))
-        f.hold(q=q, k=k, joined=both)
-        f.state("conv_state", mixed, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        seen = f.padded(both, t0 + t1 - 2, state="conv_state")
-        f.hold(seen=seen)
-        of: dict[str, Any] = {"bias": True, "rows": q.rows}
-        both = f.conv("conv_channels", seen, mixed, dim, kernel=t0, groups=both.width, overlap=t1 - 1, **of)
-        both = f.conv("conv_heads", both, mixed, dim, kernel=t1, groups=mixed.size, **of)
-        f.hold(mixed=both)
+        all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        joined = f.cat(q, k, axes=(all_heads, dim))
+        f.hold(q=q, k=k, joined=joined)
+        f.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
+        padded = f.padded(joined, t0 + t1 - 2, state="conv_state")
+        f.hold(seen=padded)
+        conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
+        joined = f.conv(
+            "conv_channels", padded, all_heads, dim, kernel=t0, groups=joined.width, overlap=t1 - 1, **conv_options
+        )
+        joined = f.conv("conv_heads", joined, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options)
+        f.hold(mixed=joined)
         assert isinstance(heads, Axis)
         assert isinstance(kv_heads, Axis)
         mean = f.scale(f.add(q, f.repeat(k, heads)), 0.5)
         group = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = f.sum(mean.seen(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
         f.hold(mean_q=mean, mean_k=mean_of_keys)
-        after_q, after_k = f.split(both, q.axes, k.axes)
+        after_q, after_k = f.split(joined, q.axes, k.axes)
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
     def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
-        """Values: one half is computed from the token itself, the other half from the previous token."""
-        half = Axis("half", exact_div(kv_heads.size * dim.size, 2))
+        """Returns the values: half of them from the token itself, half from the previous token."""
+        half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         biased = self.attention_bias
         with f.function():
-            made = f.linear("v_proj_before", x, half, bias=biased, counted=WithStart(of=x.rows))
-            first = f.resumed(f.again(f.zeros(x, state="value_state"), made, biased), state="value_state")
-            f.hold(made=made, first=first)
-            f.state("value_state", half, last=(made,))
-            late = f.delayed(made, first)
-            f.hold(late=late)
-            return f.cat(f.linear("v_proj", x, half, bias=biased), late, axes=(kv_heads, dim))
+            projected = f.linear("v_proj_before", x, half_width, bias=biased, counted=WithStart(of=x.rows))
+            first_row = f.resumed(f.again(f.zeros(x, state="value_state"), projected, biased), state="value_state")
+            f.hold(made=projected, first=first_row)
+            f.state("value_state", half_width, last=(projected,))
+            delayed = f.delayed(projected, first_row)
+            f.hold(late=delayed)
+            return f.cat(f.linear("v_proj", x, half_width, bias=biased), delayed, axes=(kv_heads, dim))
 
-    def _placed(self, f: Flow, x: Value) -> Value:
+    def _scaled_and_rotated(self, f: Flow, x: Value) -> Value:
         return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -183,16 +184,16 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class CCAReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Compressed convolutional attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedConvAttention, context: Context) -> None:
             super().__init__()
             self.spec, self.causal = spec, context.causal
             h, a, k, d = context.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            both, bias = (a + k) * d, spec.attention_bias
+            channels, bias = (a + k) * d, spec.attention_bias
             self.q_proj, self.k_proj = nn.Linear(h, a * d, bias=bias), nn.Linear(h, k * d, bias=bias)
-            self.conv_channels = nn.Conv1d(both, both, spec.cca_time0, groups=both)
-            self.conv_heads = nn.Conv1d(both, both, spec.cca_time1, groups=a + k)
+            self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
+            self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
             self.conv_state: Any = state_class()()
             self.value_state: Any = state_class()()
@@ -204,43 +205,47 @@ def _reference() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """q: [batch, tokens, heads, d], k: [batch, tokens, kv_heads, d] → same shapes, after both convolutions."""
-            kv_heads, reach = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
+        def _convolved(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
+            kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            held = self.conv_state.held(run)
-            seen = nn.functional.pad(joined, (reach, 0)) if held is None else torch.cat([held[0], joined], -1)
-            self.conv_state.keep(run, seen[..., seen.shape[-1] - reach :])
-            mixed = self.conv_heads(self.conv_channels(seen)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            stored = self.conv_state.held(run)
+            padded = (
+                nn.functional.pad(joined, (past_tokens, 0)) if stored is None else torch.cat([stored[0], joined], -1)
+            )
+            self.conv_state.keep(run, padded[..., padded.shape[-1] - past_tokens :])
+            convolved = (
+                self.conv_heads(self.conv_channels(padded)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            )
             mean_q = (q + self._repeated(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
-            after_q, after_k = mixed.split([q.shape[2], kv_heads], 2)
+            after_q, after_k = convolved.split([q.shape[2], kv_heads], 2)
             return after_q + mean_q, after_k + mean_k
 
         def _repeated(self, x: Tensor, axis: int) -> Tensor:
-            """Keys or values for each query head."""
+            """Repeats keys or values for each query head."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
-            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            held, made = self.value_state.held(run), self.v_proj_before(x)
-            first = self.v_proj_before(torch.zeros_like(x[:, :1])) if held is None else held[0][:, None]
-            self.value_state.keep(run, made[:, -1])
-            late = torch.cat([first, made[:, :-1]], 1)
-            values: Tensor = torch.cat([self.v_proj(x), late], -1).unflatten(-1, (-1, self.spec.head_dim))
+            """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
+            stored, projected = self.value_state.held(run), self.v_proj_before(x)
+            first_row = self.v_proj_before(torch.zeros_like(x[:, :1])) if stored is None else stored[0][:, None]
+            self.value_state.keep(run, projected[:, -1])
+            delayed = torch.cat([first_row, projected[:, :-1]], 1)
+            values: Tensor = torch.cat([self.v_proj(x), delayed], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
-        def _placed(self, x: Tensor, run: Run) -> Tensor:
-            """[batch, tokens, heads, d] → [batch, heads, tokens, d]: each vector scaled to length √d, with RoPE."""
+        def _scaled_and_rotated(self, x: Tensor, run: Run) -> Tensor:
+            """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
-            q, k = self._mixed(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k = self._convolved(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
             q, k, v = (
-                self._placed(q, run),
-                self._placed(k, run) * self.key_scale.weight[:, None, None],
+                self._scaled_and_rotated(q, run),
+                self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
                 self._values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Selects the entries that a token attends to, by small queries against separate entries.
+    """Selects the compressed entries that a token attends to, with small queries and separate entries.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query and of the indexer's entries.
@@ -101,8 +101,8 @@ class CompressedAttention(TokenMixer):
             raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
         narrowest = width if self.indexer is None else min(width, self.indexer.index_head_dim)
         if rope % 2 or rope > narrowest:
-            which = "head_dim" if narrowest == width else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {which} {narrowest}")
+            field = "head_dim" if narrowest == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {field} {narrowest}")
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         self.position.check_whole("qk_rope_head_dim")
@@ -123,8 +123,8 @@ class CompressedAttention(TokenMixer):
 
     def reach(self) -> tuple[int, ...]:
         rate = self.compress_rate
-        chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
-        return tuple(n for n in (self.sliding_window, rate, chosen) if n is not None)
+        selected_tokens = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
+        return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -136,18 +136,18 @@ class CompressedAttention(TokenMixer):
         return "DeepSeek-V4 2026, §2.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """One softmax covers the scores of tokens, entries and sinks; each core has the products with its own keys."""
+        """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        turned = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+        rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
-        small = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
-        q = f.linear("q_b_proj", small, heads, dim)
-        f.hold(small=small, q=q)
-        q = f.rope(f.normalized(q, without_weights, (dim,)), turned)
+        compressed_query = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
+        q = f.linear("q_b_proj", compressed_query, heads, dim)
+        f.hold(small=compressed_query, q=q)
+        q = f.rope(f.normalized(q, without_weights, (dim,)), rope)
         f.hold(q=q)
-        k = f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), turned)
-        held = "sliding_attention" if self.compress_rate is None else COMPRESSED
-        (k,) = f.cache("cache", held, k, limit=self.sliding_window)
+        k = f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), rope)
+        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        (k,) = f.cache("cache", cache_kind, k, limit=self.sliding_window)
         f.hold(k=k)
         f.mask(q, k, causal=True, window=self.sliding_window)
         scores = [f.scores("core", q, k, values=k, window=self.sliding_window)]
@@ -155,18 +155,18 @@ class CompressedAttention(TokenMixer):
         mask: Value | None = None
         if self.compress_rate is not None:
             with f.function():
-                entries = self._compressed(f, "compressor", x, dim, turned)
+                entries = self._all_entries(f, "compressor", x, dim, rope)
                 f.hold(entries=entries)
                 mask = f.whole_entries(q, entries, self.compress_rate)
                 f.hold(seen=mask)
                 if self.indexer is not None:
-                    chosen = self._choice(f, self.indexer, x, small, mask, turned)
-                    f.hold(chosen=chosen)
-                    mask, entries = f.among(mask, chosen, entries)
+                    selection = self._selected_entries(f, self.indexer, x, compressed_query, mask, rope)
+                    f.hold(chosen=selection)
+                    mask, entries = f.among(mask, selection, entries)
             f.hold(entries=entries, entries_seen=mask)
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
-            more: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
-            scores.append(f.scores("entry_core", q, entries, **more))
+            entry_options: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
+            scores.append(f.scores("entry_core", q, entries, **entry_options))
         shares = f.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
         f.hold(shares=shares)
         y = f.weighted(shares, k)
@@ -175,34 +175,39 @@ class CompressedAttention(TokenMixer):
             y = f.add(y, f.weighted(shares, entries))
             f.hold(out=y)
         f.vector("sinks", heads)
-        y = f.rope(y, turned, back=True)
-        mapped = f.per_group("o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank))
-        return f.linear("o_b_proj", mapped, *x.axes)
+        y = f.rope(y, rope, back=True)
+        output_groups = f.per_group("o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank))
+        return f.linear("o_b_proj", output_groups, *x.axes)
 
-    def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, mask: Value, turned: Rope) -> Value:
-        """The entries that each token attends to. small: the compressed query. mask: the entries that it may choose."""
+    def _selected_entries(
+        self, f: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
+    ) -> Value:
+        """Selects the entries that each token attends to. mask: the entries it may select from."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with f.scope("indexer", role="no_grad"):
-            entries = self._compressed(f, "compressor", x, dim, turned)
-            q = f.linear("q_proj", small, heads, dim)
+            entries = self._all_entries(f, "compressor", x, dim, rope)
+            q = f.linear("q_proj", compressed_query, heads, dim)
             f.hold(entries=entries, q=q)
-            q = f.rope(q, turned)
+            q = f.rope(q, rope)
             f.hold(q=q)
-            more: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
-            scores = f.act(f.scale(f.scores("core", q, entries, **more), indexer.index_head_dim**-0.5), "relu")
+            entry_options: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
+            scores = f.act(f.scale(f.scores("core", q, entries, **entry_options), indexer.index_head_dim**-0.5), "relu")
             return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, turned: Rope) -> Value:
-        """All entries so far, of width `dim`."""
+    def _all_entries(self, f: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
+        """Returns all entries so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
         with f.scope(name):
-            made = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
-            f.hold(rest_kv=made[0], rest_gate=made[1])
-            rest = f.with_rest(*made)
-            f.hold(rest_kv=rest[0], rest_gate=rest[1])
-            kv, gate = (f.windows(each, rate) for each in rest)
+            projections = (
+                self._entry_projection(f, "kv_proj", x, series),
+                self._entry_projection(f, "gate_proj", x, series),
+            )
+            f.hold(rest_kv=projections[0], rest_gate=projections[1])
+            pending = f.with_rest(*projections)
+            f.hold(rest_kv=pending[0], rest_gate=pending[1])
+            kv, gate = (f.windows(series_rows, rate) for series_rows in pending)
             gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
             f.hold(kv=kv, gate=gate)
             if self.overlap:
@@ -210,29 +215,33 @@ class CompressedAttention(TokenMixer):
                 f.hold(kv=kv, gate=gate)
             entries = f.norm("norm", f.weighted_mean(kv, gate), self.norm)
             f.hold(new=entries)
-            entries = f.rope(entries, turned, every=rate.size)
+            entries = f.rope(entries, rope, every=rate.size)
             f.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, 2 * rest[0].width, rows=x.rows)
-            return f.keep_entries(op, entries, *rest)
+            op = ops.EntryCache(dim.size, rate.size, 2 * pending[0].width, rows=x.rows)
+            return f.keep_entries(op, entries, *pending)
 
     def _with_last_window(
         self, f: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
-        """Windows of both series, of which the first is delayed by one window."""
-        both = Beside(((rate,), (rate,)))
+        """Joins the windows of both series; the first series is delayed by one window."""
+        window_rows = Beside(((rate,), (rate,)))
         with f.function():
-            (before, now), (gate_before, gate_now) = (f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate))
-            zeros = f.zeros(before, state="last_window"), f.zeros(gate_before, state="last_window")
-            first, gate_first = (f.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
-            f.hold(first=first, gate_first=gate_first)
+            (delayed_series, current), (gate_delayed_series, current_gate) = (
+                f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate)
+            )
+            zeros = f.zeros(delayed_series, state="last_window"), f.zeros(gate_delayed_series, state="last_window")
+            first_window, first_gate = (f.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
+            f.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(dim.size, rate.size, rows=tokens)
-            f.record("state", "last_window", (before, gate_before), op=op)
-            late, gate_late = f.delayed(before, first), f.delayed(gate_before, gate_first)
-            f.hold(late=late, gate_late=gate_late)
-            return f.cat(late, now, axes=(both, dim)), f.cat(gate_late, gate_now, axes=(both, dim))
+            f.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
+            delayed, delayed_gate = f.delayed(delayed_series, first_window), f.delayed(gate_delayed_series, first_gate)
+            f.hold(late=delayed, gate_late=delayed_gate)
+            return f.cat(delayed, current, axes=(window_rows, dim)), f.cat(
+                delayed_gate, current_gate, axes=(window_rows, dim)
+            )
 
-    def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
-        """A projection whose outputs entries are computed from."""
+    def _entry_projection(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
+        """Records a projection from which entries are computed."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -240,8 +249,8 @@ class CompressedAttention(TokenMixer):
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"
-        chosen = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
-        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{chosen}"
+        selected = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
+        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selected}"
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -271,7 +280,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
 
         def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
             super().__init__()
@@ -289,46 +298,50 @@ def _reference() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]: the first series, delayed by one
-            window, then the second.
+            """Joins the first series, delayed by one window, and the second.
+
+            [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
-            (before, now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
-            held = self.last_window.held(run)
-            first = (
-                (torch.zeros_like(before[:, :1]), torch.full_like(gate_before[:, :1], float("-inf")))
-                if held is None
-                else tuple(t[:, None] for t in held)
+            (delayed_series, current), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
+            stored = self.last_window.held(run)
+            first_window = (
+                (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
+                if stored is None
+                else tuple(t[:, None] for t in stored)
             )
-            self.last_window.keep(run, before[:, -1], gate_before[:, -1])
-            late = torch.cat([first[0], before[:, :-1]], 1), torch.cat([first[1], gate_before[:, :-1]], 1)
-            return torch.cat([late[0], now], 2), torch.cat([late[1], gate_now], 2)
+            self.last_window.keep(run, delayed_series[:, -1], gate_delayed_series[:, -1])
+            delayed = (
+                torch.cat([first_window[0], delayed_series[:, :-1]], 1),
+                torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
+            )
+            return torch.cat([delayed[0], current], 2), torch.cat([delayed[1], current_gate], 2)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            kv, gate, held = self.kv_proj(x), self.gate_proj(x), self.cache.held(run)
+            kv, gate, stored = self.kv_proj(x), self.gate_proj(x), self.cache.held(run)
             entries: Tensor | None = None
-            if held is not None:
-                entries, kv, gate = held[0], torch.cat([held[1], kv], 1), torch.cat([held[2], gate], 1)
+            if stored is not None:
+                entries, kv, gate = stored[0], torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
             windows = kv.shape[1] // self.rate
-            whole = windows * self.rate
-            rest = kv[:, whole:], gate[:, whole:]
+            window_tokens = windows * self.rate
+            pending = kv[:, window_tokens:], gate[:, window_tokens:]
             if windows:
-                kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
                     kv, gate = self._with_last_window(kv, gate, run)
-                new = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                first = 0 if entries is None else entries.shape[1]
-                at = (torch.arange(windows, device=x.device) + first) * self.rate
-                new = rotate_at(new, at, self.rope, self.theta)
-                entries = new if entries is None else torch.cat([entries, new], 1)
+                new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+                first_entry = 0 if entries is None else entries.shape[1]
+                positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
+                new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
+                entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(run, entries, *rest)
+            self.cache.keep(run, entries, *pending)
             return entries
 
     class Chooser(nn.Module):
-        """Returns the entries that each token attends to, [batch, tokens, index_topk at most]."""
+        """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: CompressedAttention, hidden: int) -> None:
             super().__init__()
@@ -339,19 +352,22 @@ def _reference() -> type[nn.Module]:
             self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), Core()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, small: Tensor, seen: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, run: Run) -> Tensor:
             entries = self.compressor(x, run)
-            q = self.q_proj(small).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            best = scores.masked_fill(~seen, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            chosen: Tensor = best[..., : self.topk]
-            return chosen
+            ranked_entries = (
+                scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            )
+            selected: Tensor = ranked_entries[..., : self.topk]
+            return selected
 
     class Core(nn.Module):
-        """Scores of each head's queries against the one key head. With attention weights: the weighted sum of the
-        values, which are the keys.
+        """Scores of each head's queries against the one key head.
+
+        Given attention weights, it returns the weighted sum of the values, which are the keys.
         """
 
         def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
@@ -359,7 +375,7 @@ def _reference() -> type[nn.Module]:
             return scores
 
     class CompressedAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedAttention, context: Context) -> None:
             super().__init__()
@@ -385,53 +401,53 @@ def _reference() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, run: Run, back: bool = False) -> Tensor:
-            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, back)
+        def _rotate(self, x: Tensor, run: Run, inverse: bool = False) -> Tensor:
+            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, inverse)
 
-        def _entries(self, x: Tensor, small: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _entries(self, x: Tensor, compressed_query: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end = self.spec, run.past + x.shape[1]
             assert spec.compress_rate is not None
             entries = self.compressor(x, run)
-            whole = (run.span(run.past, end, x.device) + 1) // spec.compress_rate
-            seen = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
+            complete_entries = (run.span(run.past, end, x.device) + 1) // spec.compress_rate
+            allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
-                return entries, seen
-            chosen = self.indexer(x, small, seen, run)
+                return entries, allowed_entries
+            selected = self.indexer(x, compressed_query, allowed_entries, run)
             if run.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                return entries.gather(1, chosen[:, 0, :, None].expand(-1, -1, entries.shape[-1])), seen[
-                    :, : chosen.shape[-1]
+                return entries.gather(1, selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])), allowed_entries[
+                    :, : selected.shape[-1]
                 ]
-            picked = torch.zeros_like(seen).expand(x.shape[0], -1, -1).scatter(-1, chosen, True)
-            return entries, (seen & picked)[:, None]
+            selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+            return entries, (allowed_entries & selected_mask)[:, None]
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec = self.spec
-            small = self.q_a_norm(self.q_a_proj(x))
-            q = self.q_b_proj(small).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            compressed_query = self.q_a_norm(self.q_a_proj(x))
+            q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q = self._rotate(self.unit(q), run)
             (k,) = self.cache(run, self._rotate(self.kv_norm(self.kv_proj(x)), run))
             end, keys = run.past + x.shape[1], k.shape[1]
             mask = allowed(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
-            scores, entries, seen = self.core(q, k), None, mask
+            scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, entries_seen = self._entries(x, small, run)
+                entries, entry_mask = self._entries(x, compressed_query, run)
                 scores = torch.cat([scores, self.entry_core(q, entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if entries is not None:
-                seen = torch.cat([mask.expand(*entries_seen.shape[:-1], -1), entries_seen], -1)
+                allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-            scores = scores.masked_fill(~seen, float("-inf"))
+            scores = scores.masked_fill(~allowed_mask, float("-inf"))
             shares = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
             out = self.core(q, k, shares[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, shares[..., keys:])
-            out = self._rotate(out, run, back=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+            out = self._rotate(out, run, inverse=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 
     class GroupMap(nn.Module):
-        """x: [batch, tokens, groups, n_in] → [.., n_out], with a separate linear layer per group."""
+        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
 
         def __init__(self, groups: int, n_in: int, n_out: int) -> None:
             super().__init__()

@@ -24,22 +24,23 @@ def delta_rule_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     def unit(x: Tensor) -> Tensor:
-        """x scaled to length 1 along the last axis."""
+        """Scales x to length 1 along the last axis."""
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
-        """(1 + L)⁻¹ row by row, where L is the part of `system` below the diagonal."""
+        """Computes (1 + L)⁻¹ row by row, where L is the part of `system` below the diagonal."""
         size = system.shape[-1]
-        one = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
-        rows = [one[..., 0, :]]
+        identity = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
+        rows = [identity[..., 0, :]]
         for i in range(1, size):
-            above = torch.stack(rows, -2)
-            rows.append(one[..., i, :] - (system[..., i, :i, None] * above).sum(-2))
+            solved = torch.stack(rows, -2)
+            rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved).sum(-2))
         return torch.stack(rows, -2)
 
     class DeltaRule(nn.Module):
-        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], β: [batch, heads, tokens] → o,
-        shape of v, in fp32.
+        """The delta rule in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → o, shape of v.
+
+        β: [batch, heads, tokens].
 
         g: the log decay, [batch, heads, tokens, 1] or one per key channel.
         state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
@@ -52,11 +53,11 @@ def delta_rule_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            held = state.held(run)
-            before = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held[0]
-            one_further = held is not None and q.shape[2] == 1
-            out, after = (self._step if one_further else self._chunks)(q, k, v, g, beta, before)
-            state.keep(run, after)
+            stored = state.held(run)
+            old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored is None else stored[0]
+            decodes_one = stored is not None and q.shape[2] == 1
+            out, new_state = (self._step if decodes_one else self._chunks)(q, k, v, g, beta, old_state)
+            state.keep(run, new_state)
             return out
 
         def _step(
@@ -90,13 +91,13 @@ def delta_rule_class() -> type[nn.Module]:
                 system, scores = (k * beta) @ k.transpose(-1, -2) * decay, q @ k.transpose(-1, -2) * decay
                 values = torch.linalg.solve_triangular(system, v * beta, upper=False, unitriangular=True)
                 keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
-            last = g[..., -1:, :]
-            remembered, kept = k * (last - g).exp(), last.exp().transpose(-1, -2)
+            chunk_decay = g[..., -1:, :]
+            decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
             out = []
             for i in range(q.shape[2]):
-                new = values[:, :, i] - keys[:, :, i] @ state
-                out.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ new)
-                state = state * kept[:, :, i] + remembered[:, :, i].transpose(-1, -2) @ new
+                corrected_values = values[:, :, i] - keys[:, :, i] @ state
+                out.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
+                state = state * state_decay[:, :, i] + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
             return torch.stack(out, 2).flatten(2, 3)[:, :, :tokens], state
 
     return DeltaRule

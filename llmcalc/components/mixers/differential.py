@@ -1,5 +1,4 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): two softmaxes over halves of the heads, one subtracted
-from the other.
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two softmaxes over halves of the heads.
 
 (softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V, where values are twice as wide as keys, then a norm per head without weights. It
 runs as two standard attentions over the two halves of V, as fused kernels require and as in transformers
@@ -61,7 +60,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The same part with other key and value heads; unchanged for an odd number, which cannot be halved."""
+        """The mixer with other key and value heads; unchanged for an odd number, which cannot be halved."""
         return self if number % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -81,26 +80,26 @@ class DifferentialAttention(GroupedQueryMixer):
         f.mask(q, k, causal=True)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
-        first, second = (f.repeat(half, heads) for half in halves)
-        f.hold(q=q, k=k, v=v, first=first, second=second)
+        first_values, second_values = (f.repeat(half, heads) for half in halves)
+        f.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = f.repeat(k, heads)
         f.hold(k=k)
-        cores = f.attention("core_1", q, k, first), f.attention("core_2", q, k, second)
-        wide = Beside(((dim,), (dim,)))
-        both = f.cat(*cores, axes=(heads, wide))
-        half = Axis("half_heads", exact_div(heads.size, 2)), wide
-        plus, minus = f.split(both, half, half)
-        share = f.plus(f.sub(self._share(f, "1", dim), self._share(f, "2", dim)), self.lambda_init)
-        f.hold(both=both, share=share)
+        cores = f.attention("core_1", q, k, first_values), f.attention("core_2", q, k, second_values)
+        double_dim = Beside(((dim,), (dim,)))
+        joined = f.cat(*cores, axes=(heads, double_dim))
+        half = Axis("half_heads", exact_div(heads.size, 2)), double_dim
+        plus, minus = f.split(joined, half, half)
+        share = f.plus(f.sub(self._lambda_term(f, "1", dim), self._lambda_term(f, "2", dim)), self.lambda_init)
+        f.hold(both=joined, share=share)
         y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
-        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (wide,))
+        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (double_dim,))
         y = f.scale(y, 1 - self.lambda_init)
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _share(self, f: Flow, which: str, dim: Axis) -> Value:
-        """One of the two terms exp(λq·λk) of λ."""
-        product = f.mul(f.vector(f"lambda_q{which}", dim), f.vector(f"lambda_k{which}", dim))
+    def _lambda_term(self, f: Flow, term: str, dim: Axis) -> Value:
+        """Records one of the two terms exp(λq·λk) of λ."""
+        product = f.mul(f.vector(f"lambda_q{term}", dim), f.vector(f"lambda_k{term}", dim))
         return f.act(f.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
@@ -125,7 +124,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class DifferentialReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Differential attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
             super().__init__()
@@ -142,13 +141,13 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _share(self, which: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{which}").weight for letter in "qk")
+        def _lambda_term(self, term: int) -> Tensor:
+            q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
             share: Tensor = (q * k).sum().exp()
             return share
 
         def _repeated(self, x: Tensor) -> Tensor:
-            """Keys or values for each query head."""
+            """Repeats keys or values for each query head."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
@@ -156,11 +155,11 @@ def _reference() -> type[nn.Module]:
             q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
             mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
-            first, second = (self._repeated(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
+            first_values, second_values = (self._repeated(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeated(k)
-            both = torch.cat([self.core_1(q, k, first, mask), self.core_2(q, k, second, mask)], -1)
-            plus, minus = both.chunk(2, 1)
-            share = self._share(1) - self._share(2) + self.spec.lambda_init
+            joined = torch.cat([self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1)
+            plus, minus = joined.chunk(2, 1)
+            share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -76,7 +76,7 @@ class DynamicMaskAttention(WindowedMixer):
         k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
         k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
-        kept: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         f.hold(q=q, k=k, v=v)
         f.mask(q, k, causal=True, window=window)
         with f.function():
@@ -85,11 +85,11 @@ class DynamicMaskAttention(WindowedMixer):
             f.hold(steps=steps)
             strength = f.act(f.mul(steps, f.vector("A", kv_heads)), "exp")
             f.hold(strength=strength)
-            mask = f.strongest(strength, q, k, **kept)
+            mask = f.strongest(strength, q, k, **limits)
         f.hold(mask=mask)
         k, v, mask = (f.repeat(value, heads) for value in (k, v, mask))
         f.hold(k=k, v=v, mask=mask)
-        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **kept)
+        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
@@ -119,14 +119,14 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """mask: the term added to the scores, [batch, heads, queries, keys]."""
+        """Softmax attention with a mask. mask: the term added to the scores, [batch, heads, queries, keys]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class DynamicMaskReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
             super().__init__()
@@ -148,28 +148,28 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
-            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each selected key, else −∞."""
+        def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
+            """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (steps * self.A.weight).exp().transpose(1, 2)[:, :, None]
-            mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
+            mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
-            ranked = mask.round(
+            rounded = mask.round(
                 decimals=4
             )  # repeated tokens have equal values up to rounding: of equal keys, the first are selected
-            best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
-            return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
+            strongest = rounded.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
+            return torch.full_like(mask, float("-inf")).scatter(-1, strongest, mask.gather(-1, strongest))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
             q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
             k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            seen = allowed(
+            causal_mask = allowed(
                 run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
             )
-            mask = self._mask(v, seen)
+            mask = self._mask(v, causal_mask)
             if group > 1:
                 k, v, mask = (t.repeat_interleave(group, 1) for t in (k, v, mask))
             out = self.core(q, k, v, mask)

@@ -1,5 +1,6 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention with a decaying state that the
-delta rule corrects.
+"""Gated DeltaNet: linear attention with a decaying state that the delta rule corrects.
+
+Yang, Kautz & Hatamizadeh 2024 (arXiv:2412.06464).
 
 Queries, keys and values pass a short convolution. Each value head has a state matrix of key dimension × value
 dimension, updated by the delta rule (`delta_rule.py`); the output is normalized and gated. transformers:
@@ -93,20 +94,20 @@ class GatedDeltaNet(TokenMixer):
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
         values: Shape = (heads, value_dim)
         q, k, v = f.linear("q_proj", x, *keys), f.linear("k_proj", x, *keys), f.linear("v_proj", x, *values)
-        mixed = Beside((keys, keys, values))
-        u = f.cat(q, k, v, axes=(mixed,))
-        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        qkv_axes = Beside((keys, keys, values))
+        u = f.cat(q, k, v, axes=(qkv_axes,))
+        u = f.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *qkv_axes.parts)
         q, k = f.repeat(q, heads), f.repeat(k, heads)
-        speed = f.act(f.vector("A_log", heads), "exp")  # the decay rate of each head
-        decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
+        decay_rate = f.act(f.vector("A_log", heads), "exp")  # the decay rate of each head
+        decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), decay_rate)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = f.alternatives(
-            chunked=lambda: f.core("core", rule, *read, axes=values, about=about),
-            step=lambda: f.core("core", Elementwise(), *read, axes=values, about=about),
+            chunked=lambda: f.core("core", rule, *inputs, axes=values, about=node_fields),
+            step=lambda: f.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
         )
         f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = f.act(f.linear("g_proj", x, *values), "silu")
@@ -149,7 +150,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedDeltaNetReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Gated DeltaNet. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
@@ -178,8 +179,8 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            mixed = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
-            q, k, v = mixed.split([self.key_width, self.key_width, self.value_width], -1)
+            convolved = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
+            q, k, v = convolved.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()

@@ -68,7 +68,7 @@ class Indexer(Part):
         return scores
 
     def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
-        """query: the width of the compressed query. rope: the number of dimensions with RoPE in a query and a key."""
+        """Builds the indexer. query: the width of the compressed query. rope: its rotated dimensions."""
         return _reference()(self, context.hidden_size, query, rope, theta)
 
 
@@ -78,8 +78,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, queries, heads, d], k: [batch, keys, d], weights: [batch, queries, heads] → [batch, queries,
-        keys].
+        """The indexer's scores. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
+
+        weights: [batch, queries, heads].
         """
 
         def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def _reference() -> type[nn.Module]:
             return total
 
     class IndexerReference(nn.Module):
-        """x: [batch, tokens, hidden], small: [batch, tokens, query] → positions [batch, tokens, index_topk at most]."""
+        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
             super().__init__()
@@ -100,18 +101,18 @@ def _reference() -> type[nn.Module]:
             self.cache, self.core = cache_class()(), Core()
 
         def _rotated(self, x: Tensor, run: Run) -> Tensor:
-            """RoPE on the first dimensions of x: [batch, …, tokens, d]."""
+            """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
             return rotate(x, run, run.past, self.rope, self.theta)
 
         @torch.no_grad()
-        def forward(self, x: Tensor, small: Tensor, mask: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, run: Run) -> Tensor:
             spec = self.spec
-            q = self.q_proj(small).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
+            q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             k, weights = self._rotated(self.k_norm(self.k_proj(x)), run), self.weights_proj(x)
             (k,) = self.cache(run, k)
             scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
-            best = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            chosen: Tensor = best[..., : spec.index_topk]
-            return chosen
+            ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            selected: Tensor = ranked_tokens[..., : spec.index_topk]
+            return selected
 
     return IndexerReference

@@ -84,37 +84,37 @@ class KimiDeltaAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
         all_heads: Shape = (heads, dim)
-        kernel, mixed = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
-        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(mixed,))
-        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
-        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        kernel, qkv_axes = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
+        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,))
+        u = f.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *qkv_axes.parts)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        read, about = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
+        inputs, node_fields = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = f.alternatives(
-            chunked=lambda: f.core("core", rule, *read, axes=all_heads, about=about),
-            step=lambda: f.core("core", Elementwise(), *read, axes=all_heads, about=about),
+            chunked=lambda: f.core("core", rule, *inputs, axes=all_heads, about=node_fields),
+            step=lambda: f.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
         )
         f.state("recurrent_state", heads, dim, dim, bits=32)
         y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
 
     def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
-        """The log decay of each channel of the state."""
+        """Returns the log decay of each channel of the state."""
         heads, *_ = all_heads
-        speed = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
-        by = f.act(f.vector("A_log", heads), "exp")
+        decay_logits = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
+        rate = f.act(f.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
-            return f.mul(f.act(speed, "softplus"), by)
-        return f.act(f.mul(speed, by), "sigmoid")
+            return f.mul(f.act(decay_logits, "softplus"), rate)
+        return f.act(f.mul(decay_logits, rate), "sigmoid")
 
     def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
-        """The projection of a gate: one full-rank linear layer or two low-rank ones."""
+        """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self.low_rank_gates:
             return f.linear(f"{letter}_proj", x, *all_heads)
-        low = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return f.linear(f"{letter}_b_proj", low, *all_heads)
+        low_rank = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return f.linear(f"{letter}_b_proj", low_rank, *all_heads)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -138,7 +138,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class KimiDeltaAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Kimi Delta Attention. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
@@ -165,7 +165,7 @@ def _reference() -> type[nn.Module]:
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
         def _heads_of(self, x: Tensor) -> Tensor:
-            """[batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
@@ -175,13 +175,15 @@ def _reference() -> type[nn.Module]:
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
-            """The log decay, [batch, heads, tokens, d], negative."""
-            speed, by = (
+            """Computes the log decay, [batch, heads, tokens, d], negative."""
+            decay_logits, rate = (
                 self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],
             )
             decay: Tensor = (
-                -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+                -rate * F.softplus(decay_logits)
+                if self.lower_bound is None
+                else self.lower_bound * (rate * decay_logits).sigmoid()
             )
             return decay
 

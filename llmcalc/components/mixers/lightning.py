@@ -1,8 +1,8 @@
-"""Lightning attention (Qin et al. 2024, arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, §2.2): linear attention with a
-fixed decay.
+"""Lightning attention: linear attention with a fixed decay.
 
-S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay is λ = exp(−slope),
-where the slope is that of ALiBi for the head. transformers: models/minimax.
+Qin et al. 2024 (arXiv:2401.04658); MiniMax-01 (arXiv:2501.08313, §2.2). S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens;
+then a norm over all heads and a gate. The decay is λ = exp(−slope), where the slope is that of ALiBi for the head.
+transformers: models/minimax.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class LightningAttention(TokenMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
-        read = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
+        activated = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
         sizes = q.axes[0].size, dim.size, x.rows
         y = f.alternatives(
-            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *read, axes=all_heads),
-            by_token=lambda: f.core("core", DecayScan(*sizes), *read, axes=all_heads),
+            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *activated, axes=all_heads),
+            by_token=lambda: f.core("core", DecayScan(*sizes), *activated, axes=all_heads),
         )
         f.state("recurrent_state", heads, dim, dim)
         y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
@@ -92,35 +92,41 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d] → (same shape, S [batch, heads, d, d]). held: S before these tokens, or
-        None.
+        """Linear attention with decay. q, k, v: [batch, heads, tokens, d] → (same shape, S [batch, heads, d, d]).
+
+        old_state: S before these tokens, or None.
         """
 
         def __init__(self, heads: int, block: int) -> None:
             super().__init__()
             self.block, self.base = block, 2.0 ** (-8.0 / heads)
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
-            heads, tokens, size = q.shape[1], q.shape[2], self.block if held is None else 1
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
+            heads, tokens, size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
-            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held
+            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             out = []
             for start in range(0, tokens, size):
                 qs, ks, vs = (x[:, :, start : start + size] for x in (q, k, v))
-                if held is not None:
+                if old_state is not None:
                     state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
                     out.append(qs @ state)
                     continue
-                at = torch.arange(qs.shape[2], device=q.device)[:, None]
-                fading = (-slope * (at - at.T)).masked_fill(at < at.T, float("-inf")).exp().to(q.dtype)
-                within = (qs @ ks.transpose(-1, -2) * fading) @ vs
-                out.append(within + (qs * (-slope * (at + 1)).exp().to(q.dtype)) @ state)
-                kept = ks * (-slope * (len(at) - 1 - at)).exp().to(q.dtype)
-                state = state * (-slope * len(at)).exp().to(q.dtype) + kept.transpose(-1, -2) @ vs
+                positions = torch.arange(qs.shape[2], device=q.device)[:, None]
+                decay_mask = (
+                    (-slope * (positions - positions.T))
+                    .masked_fill(positions < positions.T, float("-inf"))
+                    .exp()
+                    .to(q.dtype)
+                )
+                block_output = (qs @ ks.transpose(-1, -2) * decay_mask) @ vs
+                out.append(block_output + (qs * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                decayed_k = ks * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
+                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ vs
             return torch.cat(out, 2), state
 
     class LightningReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Lightning attention. x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 
@@ -142,9 +148,9 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            held = self.recurrent_state.held(run)
+            stored = self.recurrent_state.held(run)
             q, k, v = (self._heads_of(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
-            out, state = self.core(q, k, v, None if held is None else held[0])
+            out, state = self.core(q, k, v, None if stored is None else stored[0])
             self.recurrent_state.keep(run, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
             result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)

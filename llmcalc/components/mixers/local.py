@@ -1,5 +1,4 @@
-"""Attention of an encoder to nearby tokens in both directions, computed in blocks, and optionally to block sums of the
-whole sequence.
+"""Local attention of an encoder: to nearby tokens in both directions, in blocks, and optionally to block sums.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -67,7 +66,7 @@ class LocalAttention(TokenMixer):
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
     def share_bias(self, f: Flow, x: Value) -> None:
-        """Records the mask too, which the bias of sums is made with."""
+        """Records the shared bias, and the mask that the bias of block sums depends on."""
         tables = [f.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in f.memo]
         f.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
 
@@ -81,20 +80,21 @@ class LocalAttention(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
-        read = x
+        kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
             summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
             summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
             f.hold(summed=summed)
             summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
-            read = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
-            f.hold(read=read)
+            kv_input = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+            f.hold(read=kv_input)
         size = self.local_radius + 1
         q = f.in_blocks(f.linear("q_proj", x, heads, dim), size, x.rows)
         f.hold(q=q)
         keys, values = (
-            f.in_blocks(f.linear(name, read, heads, dim), size, x.rows, around=True) for name in ("k_proj", "v_proj")
+            f.in_blocks(f.linear(name, kv_input, heads, dim), size, x.rows, around=True)
+            for name in ("k_proj", "v_proj")
         )
         f.hold(k=keys, v=values)
         self.share_bias(f, x)
@@ -129,8 +129,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → shape of q. Like T5's, scores
-        are not scaled.
+        """Attention within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
+
+        Returns the shape of q. Scores are not scaled, as in T5.
         """
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
@@ -139,14 +140,14 @@ def _reference() -> type[nn.Module]:
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class Sums(nn.Module):
-        """x: [batch, tokens, hidden], of_token: the index of each token's sum → [batch, sums, hidden]."""
+        """Sums tokens by block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
-        def forward(self, x: Tensor, of_token: Tensor, sums: Tensor) -> Tensor:
-            out: Tensor = (sums[:, None] == of_token[None]).to(x.dtype) @ x
+        def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
+            out: Tensor = (sums[:, None] == sum_index[None]).to(x.dtype) @ x
             return out
 
     class LocalReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LocalAttention, context: Context) -> None:
             super().__init__()
@@ -160,75 +161,78 @@ def _reference() -> type[nn.Module]:
             self.core, self.o_proj = Core(), nn.Linear(width, context.hidden_size, bias=False)
 
         def _blocks(self, x: Tensor) -> Tensor:
-            """[batch, tokens, …] → [batch, blocks, block, …], with the last block padded with zeros."""
+            """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             size = self.spec.local_radius + 1
             missing = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
-            whole: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
-            return whole
+            blocks: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
+            return blocks
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
-            """[batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
-            end = torch.zeros_like(x[:, :1])
-            return torch.cat([torch.cat([end, x[:, :-1]], 1), x, torch.cat([x[:, 1:], end], 1)], 2)
+            """Adds both neighbours to each block. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+            zero_block = torch.zeros_like(x[:, :1])
+            return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
-        def _around(self, x: Tensor, tokens: int) -> Tensor:
-            """Keys or values [batch, tokens and sums, heads · d] → those of each block's own and neighbouring tokens,
-            and of all sums: [batch, blocks, heads, keys, d].
+        def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
+            """Collects the keys or values of each block, of its neighbours, and of all sums.
+
+            [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            near = self._heads_of(self._with_neighbours(self._blocks(x[:, :tokens])))
+            local_vectors = self._heads_of(self._with_neighbours(self._blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
-                return near
-            far = self._heads_of(x[:, tokens:])[:, None].expand(-1, near.shape[1], -1, -1, -1)
-            return torch.cat([near, far], -2)
+                return local_vectors
+            sum_vectors = self._heads_of(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
+            return torch.cat([local_vectors, sum_vectors], -2)
 
         def _heads_of(self, x: Tensor) -> Tensor:
-            """[…, tokens, heads · d] → […, heads, tokens, d]."""
+            """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
         def before_layers(self, x: Tensor, run: Run) -> None:
-            """Computes the mask and the bias that all layers of a stack add, before the first of them."""
+            """Computes the mask and the bias that all layers of a stack use, before the first layer."""
             self._shared(run, x.shape[1], x.device)
 
         def _shared(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            made: tuple[Tensor, Tensor | None] = run.once(key, lambda: self._seen(run, tokens, device))
-            return made
+            mask_and_bias: tuple[Tensor, Tensor | None] = run.once(key, lambda: self._seen(run, tokens, device))
+            return mask_and_bias
 
         def _sums(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
-            """The index of each token's sum, and those of all sums."""
+            """Returns the index of each token's block sum, and the indices of all sums."""
             size = self.spec.global_block_size
             assert size is not None
-            last = tokens // size - 1
-            of_token: Tensor = run.once(
-                ("of_token", tokens, size), lambda: (run.span(0, tokens, device) // size).clamp(max=last)
+            last_sum = tokens // size - 1
+            sum_index: Tensor = run.once(
+                ("of_token", tokens, size), lambda: (run.span(0, tokens, device) // size).clamp(max=last_sum)
             )
-            return of_token, run.span(0, last + 1, device)
+            return sum_index, run.span(0, last_sum + 1, device)
 
         def _seen(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            """The mask of keys for each query of a block [blocks, 1, block, keys], and the term added to the scores."""
+            """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
-            at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
-            keys = self._with_neighbours(at)
-            spots = torch.arange(-radius - 1, 2 * radius + 2, device=device)
-            near = ((spots[None] - spots[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[:, None]
-            mask = near[:, None]
-            bias = None if run.bias is None else run.bias(spots[radius + 1 : 2 * radius + 2], spots)[None]
+            positions = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
+            keys = self._with_neighbours(positions)
+            offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
+            local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
+                :, None
+            ]
+            mask = local_mask[:, None]
+            bias = None if run.bias is None else run.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
             if self.spec.global_block_size is not None:
-                of_token, sums = self._sums(run, tokens, device)
+                sum_index, sums = self._sums(run, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
                 if bias is not None:
-                    far = self._blocks(run.bias.blocks(of_token, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
-                    bias = torch.cat([bias.expand(far.shape[0], -1, -1, -1), far], -1)
+                    sum_bias = self._blocks(run.bias.blocks(sum_index, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
+                    bias = torch.cat([bias.expand(sum_bias.shape[0], -1, -1, -1), sum_bias], -1)
             return mask, bias
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            tokens, read = x.shape[1], x
+            tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
                 summed = self.sums(x, *self._sums(run, tokens, x.device))
-                read = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
+                kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
             q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
-            k, v = (self._around(self.get_submodule(name)(read), tokens) for name in ("k_proj", "v_proj"))
+            k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))

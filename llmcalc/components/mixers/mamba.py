@@ -74,24 +74,24 @@ class Mamba(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         inner, state, kernel = Axis("inner", self.intermediate_size), Axis("state", self.state_size), self.conv_kernel
-        both = f.linear("in_proj", x, Beside(((inner,), (inner,))), bias=self.use_bias)
-        u, gate = f.split(both, (inner,), (inner,))
+        projected = f.linear("in_proj", x, Beside(((inner,), (inner,))), bias=self.use_bias)
+        u, gate = f.split(projected, (inner,), (inner,))
         biased = self.use_conv_bias
         u = f.conv("conv1d", u, inner, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
         f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
         u = f.act(u, self.hidden_act)
-        step, b, c = self._projected(f, u, inner, state)
+        step, b, c = self._scan_inputs(f, u, inner, state)
         op = SelectiveScan(u.width, self.state_size, u.rows)
         y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
         f.state("ssm_state", inner, state, bits=STATE_BITS)
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
 
-    def _projected(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
-        """Δ of each channel, and B and C of each head. Every token passes through the projections of all heads."""
+    def _scan_inputs(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
+        """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
-        low = (rank,), (state,), (state,)
+        shapes = (rank,), (state,), (state,)
         if a is None:
-            step, b, c = f.split(f.linear("x_proj", u, Beside(low)), *low)
+            step, b, c = f.split(f.linear("x_proj", u, Beside(shapes)), *shapes)
             if self.norm is not None:
                 step, b, c = (
                     f.norm("dt_norm", step, self.norm),
@@ -99,10 +99,10 @@ class Mamba(TokenMixer):
                     f.norm("c_norm", c, self.norm),
                 )
             return f.linear("dt_proj", step, inner, bias=True), b, c
-        heads, each = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        of_heads = u.seen(each, rows=Routed(of=u.rows, top_k=a))
-        step, b, c = f.split(f.experts("x_proj", of_heads, heads, a, Beside(low)), *low)
-        step = f.experts("dt_proj", step, heads, a, each, bias=True)
+        heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
+        head_rows = u.seen(channels, rows=Routed(of=u.rows, top_k=a))
+        step, b, c = f.split(f.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
+        step = f.experts("dt_proj", step, heads, a, channels, bias=True)
         return step.seen(inner, rows=u.rows), b.seen(heads, state, rows=u.rows), c.seen(heads, state, rows=u.rows)
 
     def describe(self, hidden_size: int) -> str:
@@ -114,13 +114,13 @@ class Mamba(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        plain: dict[str, Any] = {"intermediate_size": 40, "state_size": 6, "time_step_rank": 3}
+        base: dict[str, Any] = {"intermediate_size": 40, "state_size": 6, "time_step_rank": 3}
         return [
-            cls(**plain),
-            cls(**plain, use_bias=True, use_conv_bias=False, conv_kernel=3),
-            cls(**plain, norm=Norm(type="rmsnorm")),
-            cls(**plain, norm=Norm(type="rmsnorm", weight=False)),
-            cls(**plain, num_heads=2),
+            cls(**base),
+            cls(**base, use_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**base, norm=Norm(type="rmsnorm")),
+            cls(**base, norm=Norm(type="rmsnorm", weight=False)),
+            cls(**base, num_heads=2),
         ]
 
 
@@ -130,7 +130,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class HeadMap(nn.Module):
-        """x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out], with a separate linear layer per head."""
+        """A separate linear layer per head. x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]."""
 
         def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
             super().__init__()
@@ -141,12 +141,13 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
             y = y if self.bias is None else y + self.bias[:, None]
-            together: Tensor = y.transpose(1, 2).flatten(2)
-            return together
+            joined: Tensor = y.transpose(1, 2).flatten(2)
+            return joined
 
     class Scan(nn.Module):
-        """x, Δ: [batch, tokens, inner], B, C: [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last
-        state.
+        """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
+
+        B, C: [batch, tokens, inner or 1, state].
         """
 
         def __init__(self, inner: int, state: int) -> None:
@@ -159,28 +160,30 @@ def _reference() -> type[nn.Module]:
             self.D = nn.Parameter(torch.ones(inner))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             decay = torch.exp(step.float()[..., None] * -torch.exp(self.A_log.float()))
             state = (step * x).float()[..., None] * b.float()
-            if before is not None:
-                first = state[:, :1] + decay[:, :1] * before[:, None]
-                state = torch.cat([first, state[:, 1:]], 1)
-            reach = 1  # doubles each round: the number of earlier steps that a state covers
-            while reach < x.shape[1]:
-                state = torch.cat([state[:, :reach], state[:, reach:] + decay[:, reach:] * state[:, :-reach]], 1)
-                decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], 1)
-                reach *= 2
+            if old_state is not None:
+                first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
+                state = torch.cat([first_state, state[:, 1:]], 1)
+            covered = 1  # doubles each round: the number of earlier steps that a state covers
+            while covered < x.shape[1]:
+                state = torch.cat(
+                    [state[:, :covered], state[:, covered:] + decay[:, covered:] * state[:, :-covered]], 1
+                )
+                decay = torch.cat([decay[:, :covered], decay[:, covered:] * decay[:, :-covered]], 1)
+                covered *= 2
             y = _read(state.to(x.dtype), c)
             return y + self.D * x, state[:, -1]
 
     def _read(state: Tensor, c: Tensor) -> Tensor:
-        """state: [batch, tokens, inner, state], c: [batch, tokens, heads, state] → [batch, tokens, inner]."""
+        """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
         heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)
 
     class MambaReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The Mamba mixer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba, context: Context) -> None:
             super().__init__()
@@ -196,13 +199,13 @@ def _reference() -> type[nn.Module]:
             self.conv1d = conv(inner, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
-            wide = rank + 2 * spec.state_size
+            projected_width = rank + 2 * spec.state_size
             if spec.num_heads is None:
-                self.x_proj: Any = nn.Linear(inner, wide, bias=False)
+                self.x_proj: Any = nn.Linear(inner, projected_width, bias=False)
                 self.dt_proj: Any = nn.Linear(rank, inner)
             else:
                 self.x_proj, self.dt_proj = (
-                    HeadMap(heads, inner // heads, wide, False),
+                    HeadMap(heads, inner // heads, projected_width, False),
                     HeadMap(heads, rank, inner // heads, True),
                 )
             if spec.norm is not None:
@@ -216,18 +219,18 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
-            inner, gate = self.in_proj(x).chunk(2, -1)
-            inner = activate(spec.hidden_act, self.conv1d(inner.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            u, gate = self.in_proj(x).chunk(2, -1)
+            u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            step, b, c = self.x_proj(inner).unflatten(-1, (heads, -1)).split(widths, -1)
+            step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
-            held = self.ssm_state.held(run)
-            y, last = self.scan(
-                inner, step, b.repeat_interleave(inner.shape[-1] // heads, 2), c, None if held is None else held[0]
+            stored = self.ssm_state.held(run)
+            y, last_state = self.scan(
+                u, step, b.repeat_interleave(u.shape[-1] // heads, 2), c, None if stored is None else stored[0]
             )
-            self.ssm_state.keep(run, last)
+            self.ssm_state.keep(run, last_state)
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
             return result
 

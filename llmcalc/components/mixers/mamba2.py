@@ -1,5 +1,6 @@
-"""Mamba-2: a recurrence with one decay per head, computed in chunks like attention without a softmax (Dao & Gu 2024,
-arXiv:2405.21060).
+"""Mamba-2 (Dao & Gu 2024, arXiv:2405.21060): a recurrence with one decay per head.
+
+It is computed in chunks, like attention without a softmax.
 """
 
 from __future__ import annotations
@@ -95,19 +96,22 @@ class Mamba2(TokenMixer):
         )
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner: Shape = (heads, dim)
-        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
+        conv_channels = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, step = f.split(
-            f.linear("in_proj", x, Beside((inner, (mixed,), (heads,))), bias=self.use_bias), inner, (mixed,), (heads,)
+            f.linear("in_proj", x, Beside((inner, (conv_channels,), (heads,))), bias=self.use_bias),
+            inner,
+            (conv_channels,),
+            (heads,),
         )
         biased = self.use_conv_bias
-        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
-        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
-        u, b, c = f.split(f.act(u, self.hidden_act), *mixed.parts)
-        read = u, step, f.repeat(b, heads), f.repeat(c, heads)
+        u = f.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
+        u, b, c = f.split(f.act(u, self.hidden_act), *conv_channels.parts)
+        scan_inputs = u, step, f.repeat(b, heads), f.repeat(c, heads)
         sizes = step.width, self.head_dim, self.state_size, x.rows
         y = f.alternatives(
-            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *read, axes=inner),
-            step=lambda: f.core("scan", HeadScan(*sizes), *read, axes=inner),
+            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *scan_inputs, axes=inner),
+            step=lambda: f.core("scan", HeadScan(*sizes), *scan_inputs, axes=inner),
         )
         f.state("ssm_state", *inner, state, bits=STATE_BITS)
         return f.linear(
@@ -115,7 +119,7 @@ class Mamba2(TokenMixer):
         )
 
     def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
-        """The output of the scan after gate and norm, in the order of the spec."""
+        """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return f.mul(y, gate)
         if self.norm_before_gate:
@@ -130,17 +134,17 @@ class Mamba2(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        plain: dict[str, Any] = {
+        base: dict[str, Any] = {
             "num_heads": 4,
             "head_dim": 6,
             "state_size": 5,
             "chunk_size": 4,
         }  # 11 and 13 tokens do not fill a chunk
         return [
-            cls(**plain),
-            cls(**plain, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
-            cls(**{**plain, "chunk_size": 32}, norm=None),
-            cls(**plain, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
+            cls(**base),
+            cls(**base, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**{**base, "chunk_size": 32}, norm=None),
+            cls(**base, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
         ]
 
 
@@ -149,18 +153,20 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def decays(log: Tensor) -> Tensor:
-        """log: the log decay of each step, [..., n] → [..., n, n]: the fraction of step j's input that is left after
-        step i ≥ j.
+    def pairwise_decays(log: Tensor) -> Tensor:
+        """Computes pairwise decays: the fraction of step j's input that remains after step i ≥ j.
+
+        log: the log decay of each step, [..., n] → [..., n, n].
         """
-        upto = log.cumsum(-1)
-        between = upto[..., :, None] - upto[..., None, :]
+        cumulative = log.cumsum(-1)
+        log_decay = cumulative[..., :, None] - cumulative[..., None, :]
         past = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).tril()
-        return torch.exp(between.masked_fill(~past, float("-inf")))
+        return torch.exp(log_decay.masked_fill(~past, float("-inf")))
 
     class ChunkedScan(nn.Module):
-        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n] → x's shape and the
-        last state.
+        """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
+
+        Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n].
         """
 
         def __init__(self, heads: int, chunk: int) -> None:
@@ -172,51 +178,59 @@ def _reference() -> type[nn.Module]:
             self.D, self.dt_bias = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
 
         def forward(
-            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             step = nn.functional.softplus(step + self.dt_bias).float()
-            log, entering = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
-            if before is not None and x.shape[1] == 1:
-                y, last = self._one(entering, log, b.float(), c.float(), before)
+            log, scaled_x = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
+            if old_state is not None and x.shape[1] == 1:
+                y, last_state = self._one(scaled_x, log, b.float(), c.float(), old_state)
             else:
-                y, last = self._chunks(entering, log, b.float(), c.float(), before)
-            return y.to(x.dtype) + self.D[:, None] * x, last
+                y, last_state = self._chunks(scaled_x, log, b.float(), c.float(), old_state)
+            return y.to(x.dtype) + self.D[:, None] * x, last_state
 
-        def _one(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-            """One decoding step. before: [batch, heads, d, n]."""
-            state = before * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
+        def _one(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor) -> tuple[Tensor, Tensor]:
+            """Runs one decoding step. old_state: [batch, heads, d, n]."""
+            state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
-        def _chunks(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        def _chunks(
+            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             tokens, missing = x.shape[1], -x.shape[1] % self.chunk
 
             def cut(t: Tensor) -> Tensor:
-                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...]; padding neither adds nor decays."""
-                filled = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
-                chunks: Tensor = filled.unflatten(1, (-1, self.chunk)).movedim(3, 1)
+                """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
+                padded = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
+                chunks: Tensor = padded.unflatten(1, (-1, self.chunk)).movedim(3, 1)
                 return chunks
 
             x, log, b, c = cut(x), cut(log), cut(b), cut(c)
-            upto = log.cumsum(-1)
-            within = (c @ b.transpose(-1, -2) * decays(log)) @ x
-            added = (x * torch.exp(upto[..., -1:] - upto)[..., None]).transpose(-1, -2) @ b  # by each chunk, at its end
-            start = torch.zeros_like(added[:, :, :1]) if before is None else before[:, :, None]
-            whole = decays(nn.functional.pad(upto[..., -1], (1, 0)))  # over whole chunks, from the start
-            states = (whole @ torch.cat([start, added], 2).flatten(3)).unflatten(3, added.shape[3:])
-            passed = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(upto)[..., None]
-            y = (within + passed).movedim(1, 3).flatten(1, 2)[:, :tokens]
+            cumulative = log.cumsum(-1)
+            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log)) @ x
+            chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
+                -1, -2
+            ) @ b  # by each chunk, at its end
+            start = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
+            chunk_decays = pairwise_decays(
+                nn.functional.pad(cumulative[..., -1], (1, 0))
+            )  # over whole chunks, from the start
+            states = (chunk_decays @ torch.cat([start, chunk_states], 2).flatten(3)).unflatten(
+                3, chunk_states.shape[3:]
+            )
+            state_output = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
+            y = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
             return y, states[:, :, -1]
 
     class Mamba2Reference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba2, context: Context) -> None:
             super().__init__()
             self.spec = spec
-            inner, shared = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
-            self.in_proj = nn.Linear(context.hidden_size, 2 * inner + shared + spec.num_heads, bias=spec.use_bias)
+            inner, group_width = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            self.in_proj = nn.Linear(context.hidden_size, 2 * inner + group_width + spec.num_heads, bias=spec.use_bias)
             conv: Any = causal_conv_class()
-            self.conv1d = conv(inner + shared, spec.conv_kernel, spec.use_conv_bias)
+            self.conv1d = conv(inner + group_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
             self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
@@ -225,25 +239,29 @@ def _reference() -> type[nn.Module]:
             self.out_proj = nn.Linear(inner, context.hidden_size, bias=spec.out_bias)
 
         def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-            opened = activate(self.spec.hidden_act, gate)
+            gate_values = activate(self.spec.hidden_act, gate)
             if not hasattr(self, "norm"):
-                return y * opened
+                return y * gate_values
             if not self.spec.norm_before_gate:
-                y = y * opened
+                y = y * gate_values
             y = self.norm(y)
-            return y * opened if self.spec.norm_before_gate else y
+            return y * gate_values if self.spec.norm_before_gate else y
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec = self.spec
-            inner, shared = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
-            gate, mixed, step = self.in_proj(x).split([inner, inner + 2 * shared, spec.num_heads], -1)
-            mixed = activate(spec.hidden_act, self.conv1d(mixed.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
-            x, b, c = mixed.split([inner, shared, shared], -1)
-            of_head = spec.num_heads // spec.n_groups
-            b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(of_head, 2) for t in (b, c))
-            held = self.ssm_state.held(run)
-            y, last = self.scan(x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if held is None else held[0])
-            self.ssm_state.keep(run, last)
+            inner, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
+            gate, convolved, step = self.in_proj(x).split([inner, inner + 2 * group_width, spec.num_heads], -1)
+            convolved = activate(
+                spec.hidden_act, self.conv1d(convolved.transpose(1, 2), run, self.conv_state)
+            ).transpose(1, 2)
+            x, b, c = convolved.split([inner, group_width, group_width], -1)
+            heads_per_group = spec.num_heads // spec.n_groups
+            b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
+            stored = self.ssm_state.held(run)
+            y, last_state = self.scan(
+                x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored is None else stored[0]
+            )
+            self.ssm_state.keep(run, last_state)
             result: Tensor = self.out_proj(self._gated(y.flatten(2), gate))
             return result
 

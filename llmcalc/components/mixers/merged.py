@@ -1,5 +1,4 @@
-"""Self-attention and cross-attention in one: the same projections make keys and values of the decoder's own tokens and
-of the encoder's output.
+"""Merged self-attention and cross-attention: the same projections for the decoder's tokens and the encoder's output.
 
 T5Gemma 2 (Zhang et al. 2025): one softmax covers both. Only the decoder's own tokens have positions and a window.
 transformers: models/t5gemma2.
@@ -77,29 +76,35 @@ class MergedAttention(WindowedMixer):
         return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """One softmax covers the scores of both cores; each core has the products with its own keys and values."""
+        """Records one softmax over the scores of both cores; each core counts the products of its own keys."""
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
         q = f.rope(q, self.position)
-        both = Joined(first=x.rows, second=memory.rows)
-        keys = f.linear("k_proj", x, kv_heads, dim, bias=biased, counted=both)
+        joint_rows = Joined(first=x.rows, second=memory.rows)
+        keys = f.linear("k_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
         normed = self._normed(f, "k_norm", keys, dim)
-        near = f.rope(normed, self.position)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=both)
-        near, near_values = f.cache("cache", self.cache_kind, near, values, limit=window)
-        far = f.again(memory, keys, biased)
-        far = far if self.norm is None else f.normalized(far, self.norm, (dim,), like=normed)
-        far, far_values = f.cache("cross_cache", "cross_attention", far, f.again(memory, values, biased))
-        f.hold(q=q, k=near, v=near_values, far_k=far, far_v=far_values)
-        near, near_values, far, far_values = (f.repeat(v, heads) for v in (near, near_values, far, far_values))
-        f.hold(k=near, v=near_values, far_k=far, far_v=far_values)
-        own = f.scores("core", q, near, values=near_values, window=window)
-        other = f.scores("cross_core", q, far, values=far_values, cross=True)
-        weights = f.joint_softmax(q, near_values, own, other, cap=self.attn_logit_softcapping, window=window)
+        own_keys = f.rope(normed, self.position)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
+        own_keys, own_values = f.cache("cache", self.cache_kind, own_keys, values, limit=window)
+        memory_keys = f.again(memory, keys, biased)
+        memory_keys = memory_keys if self.norm is None else f.normalized(memory_keys, self.norm, (dim,), like=normed)
+        memory_keys, memory_values = f.cache(
+            "cross_cache", "cross_attention", memory_keys, f.again(memory, values, biased)
+        )
+        f.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
+        own_keys, own_values, memory_keys, memory_values = (
+            f.repeat(v, heads) for v in (own_keys, own_values, memory_keys, memory_values)
+        )
+        f.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
+        own_scores = f.scores("core", q, own_keys, values=own_values, window=window)
+        memory_scores = f.scores("cross_core", q, memory_keys, values=memory_values, cross=True)
+        weights = f.joint_softmax(
+            q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
+        )
         f.hold(weights=weights)
-        y = f.add(f.weighted(weights, near_values), f.weighted(weights, far_values))
+        y = f.add(f.weighted(weights, own_values), f.weighted(weights, memory_values))
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
@@ -138,13 +143,13 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Products(nn.Module):
-        """The scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
+        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x @ y
 
     class MergedReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden: int) -> None:
             super().__init__()
@@ -157,39 +162,39 @@ def _reference() -> type[nn.Module]:
             self.cache, self.cross_cache = cache_class()(spec.sliding_window), cache_class()()
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
-        def _heads_of(self, which: str, x: Tensor) -> Tensor:
+        def _heads_of(self, projection: str, x: Tensor) -> Tensor:
             heads: Tensor = (
-                self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+                self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             )
-            return getattr(self, f"{which}_norm")(heads) if hasattr(self, f"{which}_norm") else heads
+            return getattr(self, f"{projection}_norm")(heads) if hasattr(self, f"{projection}_norm") else heads
 
-        def _of_the_source(self, run: Run) -> tuple[Tensor, ...]:
-            held = None if run.store is None else run.store.get(self.cross_cache)
-            if held is not None:
-                return held
+        def _memory_keys_and_values(self, run: Run) -> tuple[Tensor, ...]:
+            cached = None if run.store is None else run.store.get(self.cross_cache)
+            if cached is not None:
+                return cached
             assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
-            made: tuple[Tensor, ...] = self.cross_cache(
+            computed: tuple[Tensor, ...] = self.cross_cache(
                 run, self._heads_of("k", run.memory), self._heads_of("v", run.memory)
             )
-            return made
+            return computed
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
-            q, k = (spec.position.rotated(self._heads_of(which, x), run, run.past) for which in ("q", "k"))
+            q, k = (spec.position.rotated(self._heads_of(projection, x), run, run.past) for projection in ("q", "k"))
             k, v = self.cache(run, k, self._heads_of("v", x))
-            far_k, far_v = self._of_the_source(run)
+            memory_k, memory_v = self._memory_keys_and_values(run)
             group = spec.num_attention_heads // spec.num_key_value_heads
             if group > 1:
-                k, v, far_k, far_v = (t.repeat_interleave(group, 1) for t in (k, v, far_k, far_v))
-            scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, far_k.transpose(-1, -2))], -1)
+                k, v, memory_k, memory_v = (t.repeat_interleave(group, 1) for t in (k, v, memory_k, memory_v))
+            scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            seen = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
-            seen = torch.cat([seen, seen.new_ones(tokens, far_k.shape[-2])], -1)
-            scores = scores.masked_fill(~seen, float("-inf"))
+            mask = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
+            scores = scores.masked_fill(~mask, float("-inf"))
             weights = torch.softmax(scores.float(), -1).to(v.dtype)
-            out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], far_v)
+            out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 

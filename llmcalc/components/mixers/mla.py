@@ -1,5 +1,6 @@
-"""Multi-head latent attention: keys and values are expanded from one small latent vector per token, and only the latent
-is cached.
+"""Multi-head latent attention: keys and values are expanded from a small latent vector per token.
+
+Only the latent is cached.
 
 DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). It runs in one of two forms,
 with equal results. Expanded: each head's keys and values are computed from all latents that are read, also those of
@@ -109,7 +110,7 @@ class MLA(TokenMixer):
         return () if self.indexer is None else (self.indexer.index_topk,)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The same part with a latent as wide as the keys and values of `number` heads."""
+        """The mixer with a latent as wide as the keys and values of `number` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
@@ -136,9 +137,9 @@ class MLA(TokenMixer):
         )
         q_rope = self._rotated(f, q_rope)
         f.hold(q_nope=q_nope, q_rope=q_rope)
-        both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
-        f.hold(latent=both)
-        c, k_rope = f.split(both, (latent,), (rope,))
+        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
+        f.hold(latent=latent_and_rope)
+        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
         c, k_rope = self._normed(f, "kv_a_norm", c), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
         f.hold(latent=c, k_rope=k_rope)
@@ -151,26 +152,28 @@ class MLA(TokenMixer):
         if self.indexer is not None:
             selection, c, k_rope = f.selected(query, c, k_rope)
             f.hold(latent=c, k_rope=k_rope, mask=selection)
-        more: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
-        head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
+        options: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
+        head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Each head's keys and values are computed from all latents that are read, not only the new ones."""
-            made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
-            f.hold(expanded=made)
-            k_nope, values = f.split(made, (heads, nope), (heads, size))
+            """Attends with each head's keys and values, expanded from all latents that are read, not only new ones."""
+            keys_and_values = f.linear(
+                "kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits)
+            )
+            f.hold(expanded=keys_and_values)
+            k_nope, values = f.split(keys_and_values, (heads, nope), (heads, size))
             k = f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             f.hold(k=k)
             q = f.cat(q_nope, q_rope, axes=(heads, head))
-            return f.attention("core", q, k, values, **more)
+            return f.attention("core", q, k, values, **options)
 
         def absorbed() -> Value:
-            """The projections of the expansion are applied to query and output; attention runs on the latents."""
+            """Attends on the latents; the expansion's projections are applied to query and output."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
-            q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
-            k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
+            q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
+            k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), **more)
+            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), **options)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
@@ -178,8 +181,8 @@ class MLA(TokenMixer):
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
-        for each in gate:
-            y = f.mul(y, f.act(each, "sigmoid"))
+        for factor in gate:
+            y = f.mul(y, f.act(factor, "sigmoid"))
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased or self.o_bias)
 
@@ -190,7 +193,7 @@ class MLA(TokenMixer):
         return x if self.mla_use_nope else f.rope(x, self.position)
 
     def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
-        """The query of each head, and the compressed query if there is one."""
+        """Returns the query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
@@ -198,14 +201,16 @@ class MLA(TokenMixer):
         f.hold(raw=raw, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
-        both = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
-        gated = f.linear("q_gate_proj", both, heads, Beside((*head.parts, (size,))))
+        gate_input = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
+        gated = f.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (size,))))
         return gated, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
-        chosen = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
-        return f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{chosen}"
+        selected = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
+        return (
+            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{selected}"
+        )
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -278,22 +283,22 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Expansion(nn.Linear):
-        """Latent → every head's key part and value. Absorbed: the same weight is applied to the query or the output."""
+        """Expands latents to each head's key and value. Absorbed: applies the weight to query or output."""
 
         def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
             super().__init__(latent, heads * (nope + value), bias=False)
             self.heads, self.nope, self.value = heads, nope, value
 
         def forward(self, x: Tensor, absorb: str = "") -> Tensor:
-            per_head = self.weight.view(self.heads, self.nope + self.value, -1)
+            head_weights = self.weight.view(self.heads, self.nope + self.value, -1)
             if absorb == "query":  # [batch, heads, tokens, nope] → [.., latent]
-                return x @ per_head[:, : self.nope]
+                return x @ head_weights[:, : self.nope]
             if absorb == "value":  # [batch, heads, tokens, latent] → [.., value]
-                return x @ per_head[:, self.nope :].transpose(-1, -2)
+                return x @ head_weights[:, self.nope :].transpose(-1, -2)
             return super().forward(x)
 
     class MLAReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MLA, context: Context) -> None:
             super().__init__()
@@ -332,21 +337,21 @@ def _reference() -> type[nn.Module]:
             )
 
         def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            """[batch, tokens, heads, …]: queries, and a gate beside them if there is one; and the indexer's input."""
-            spec, apart = self.spec, (self.spec.num_attention_heads, -1)
+            """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
+            spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
             raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
-            small = self.q_a_norm(raw) if hasattr(self, "q_a_norm") else raw
+            compressed_query = self.q_a_norm(raw) if hasattr(self, "q_a_norm") else raw
             if spec.query_gate:
-                both = self.q_gate_proj(torch.cat([small, raw], -1)).unflatten(-1, apart)
-                q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
-                return q, gate, small
-            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
-            return q.unflatten(-1, apart), None, small
+                query_and_gate = self.q_gate_proj(torch.cat([compressed_query, raw], -1)).unflatten(-1, head_shape)
+                q, gate = query_and_gate.split([query_and_gate.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
+                return q, gate, compressed_query
+            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
+            return q.unflatten(-1, head_shape), None, compressed_query
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
-            q, gate, small = self._queries(x)
+            q, gate, compressed_query = self._queries(x)
             q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
             q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
@@ -356,7 +361,7 @@ def _reference() -> type[nn.Module]:
             mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
-                run.selected = self.indexer(x, small, mask, run)
+                run.selected = self.indexer(x, compressed_query, mask, run)
             if spec.indexer is not None:
                 assert run.selected is not None, (
                     "a layer that shares the choice of another stands above one that chooses"
@@ -376,8 +381,8 @@ def _reference() -> type[nn.Module]:
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
                 out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorb="value")
             else:
-                expanded = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
-                k_nope, v = expanded.split([nope, spec.v_head_dim], -1)
+                keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
+                k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
                 out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
             out = out.transpose(1, 2)

@@ -70,8 +70,8 @@ class MLSTM(TokenMixer):
         entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
         memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
         y = f.core("core", memory, q, k, v, entry, forget, axes=values)
-        kept = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
-        f.state("recurrent_state", heads, kept)
+        state_shape = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
+        f.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=biased, eps=self.norm_eps)
         y = f.norm("norm", y, norm, groups=heads)
         gate = f.act(f.linear("ogate", x, *values, bias=biased), "sigmoid")
@@ -99,8 +99,9 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class Core(nn.Module):
-        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f: [batch, heads, tokens] → (h, shape of v,
-        (C, n, m)).
+        """The matrix memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
+
+        i, f: [batch, heads, tokens]. h has the shape of v.
         """
 
         def __init__(self, chunk: int) -> None:
@@ -114,8 +115,10 @@ def _reference() -> type[nn.Module]:
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
                 step, size = (self._chunk, self.chunk) if tokens - start >= self.chunk else (self._token, 1)
-                part = slice(start, start + size)
-                h, state = step(q[:, :, part], k[:, :, part], v[:, :, part], i[:, :, part], log_f[:, :, part], state)
+                chunk = slice(start, start + size)
+                h, state = step(
+                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
+                )
                 out.append(h)
                 start += size
             return torch.cat(out, 2), state
@@ -124,35 +127,44 @@ def _reference() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest = state
-            fade = log_f.cumsum(-1)
+            log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-            within = (fade[..., :, None] - fade[..., None, :] + i[..., None, :]).masked_fill(~mask, float("-inf"))
-            before = fade + largest
-            peak = torch.maximum(before, within.max(-1).values)
-            scores = q @ k.transpose(-1, -2) * (within - peak[..., None]).exp()
-            reading = q * (before - peak).exp()[..., None]
-            top = reading @ memory + scores @ v
-            bottom = (reading @ norm[..., None])[..., 0] + scores.sum(-1)
-            h = top / (torch.maximum(bottom.abs(), (-peak).exp()) + 1e-6)[..., None]
-            entering, all_fade = fade[..., -1:] - fade + i, fade[..., -1:]
-            new = torch.maximum(all_fade + largest, entering.max(-1, keepdim=True).values)
-            writing, kept = k * (entering - new).exp()[..., None], (all_fade + largest - new).exp()
-            return h, (kept[..., None] * memory + writing.transpose(-1, -2) @ v, kept * norm + writing.sum(-2), new)
+            pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + i[..., None, :]).masked_fill(
+                ~mask, float("-inf")
+            )
+            state_exponent = log_decay + largest
+            peak = torch.maximum(state_exponent, pair_exponent.max(-1).values)
+            scores = q @ k.transpose(-1, -2) * (pair_exponent - peak[..., None]).exp()
+            scaled_q = q * (state_exponent - peak).exp()[..., None]
+            numerator = scaled_q @ memory + scores @ v
+            denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
+            h = numerator / (torch.maximum(denominator.abs(), (-peak).exp()) + 1e-6)[..., None]
+            input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
+            new_largest = torch.maximum(chunk_decay + largest, input_exponent.max(-1, keepdim=True).values)
+            writing, state_scale = (
+                k * (input_exponent - new_largest).exp()[..., None],
+                (chunk_decay + largest - new_largest).exp(),
+            )
+            return h, (
+                state_scale[..., None] * memory + writing.transpose(-1, -2) @ v,
+                state_scale * norm + writing.sum(-2),
+                new_largest,
+            )
 
         def _token(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest = state
-            new = torch.maximum(log_f + largest, i)
-            kept, write = (log_f + largest - new).exp(), (i - new).exp()
-            memory = kept[..., None] * memory + write[..., None] * (k.transpose(-1, -2) @ v)
-            norm = kept * norm + write * k[:, :, 0]
-            bottom = (q @ norm[..., None])[..., 0]
-            h = q @ memory / (torch.maximum(bottom.abs(), (-new).exp()) + 1e-6)[..., None]
-            return h, (memory, norm, new)
+            new_largest = torch.maximum(log_f + largest, i)
+            state_scale, input_scale = (log_f + largest - new_largest).exp(), (i - new_largest).exp()
+            memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
+            norm = state_scale * norm + input_scale * k[:, :, 0]
+            denominator = (q @ norm[..., None])[..., 0]
+            h = q @ memory / (torch.maximum(denominator.abs(), (-new_largest).exp()) + 1e-6)[..., None]
+            return h, (memory, norm, new_largest)
 
     class MLSTMReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The mLSTM mixer. x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 
@@ -177,15 +189,15 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (self._heads_of(name, x) for name in "qkv")
-            held = self.recurrent_state.held(run)
-            if held is None:
-                held = (
+            stored = self.recurrent_state.held(run)
+            if stored is None:
+                stored = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
                     q.new_zeros(*q.shape[:2], q.shape[-1]),
                     q.new_zeros(*q.shape[:2], 1),
                 )
             h, state = self.core(
-                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in held)
+                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in stored)
             )
             self.recurrent_state.keep(run, *(t.to(x.dtype) for t in state))
             normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))

@@ -1,5 +1,6 @@
-"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as in JetMoE (Shen et al. 2024, arXiv:2404.07413,
-§2.2).
+"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144).
+
+As in JetMoE (Shen et al. 2024, arXiv:2404.07413, §2.2).
 
 A router selects a few experts per token. Experts have their own query and output projections; keys and values are
 shared by all. transformers: models/jetmoe.
@@ -65,13 +66,13 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """Unchanged: an expert has as many query heads as key and value heads, so its queries would change too."""
+        """The mixer, unchanged: query heads equal key and value heads in an expert, so queries would change too."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        top = self.num_experts_per_tok
-        if not same(sizes.heads, top * sizes.kv_heads):
-            raise Unscalable(f"a token has {top} query heads for each key/value head, one of each of its experts")
+        top_k = self.num_experts_per_tok
+        if not same(sizes.heads, top_k * sizes.kv_heads):
+            raise Unscalable(f"a token has {top_k} query heads for each key/value head, one of each of its experts")
         self.position.check_heads(sizes)
         return self.model_copy(update={"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim})
 
@@ -79,14 +80,14 @@ class MixtureOfAttention(TokenMixer):
         return "Zhang et al. 2022, §3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        top, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
-        heads = Axis("heads", top * self.num_key_value_heads)
-        weights, chosen = f.route(f.linear("router", x, experts, kind="router"), top, "softmax of chosen")
+        heads = Axis("heads", top_k * self.num_key_value_heads)
+        weights, chosen = f.route(f.linear("router", x, experts, kind="router"), top_k, "softmax of chosen")
         f.hold(weights=weights, chosen=chosen)
-        rows = f.dispatch(x, chosen, experts, top)
+        rows = f.dispatch(x, chosen, experts, top_k)
         f.hold(rows=rows)
-        q = f.to_tokens(f.experts("q_proj", rows, experts, top, kv_heads, dim))
+        q = f.to_tokens(f.experts("q_proj", rows, experts, top_k, kv_heads, dim))
         f.hold(q=q)
         q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
         f.hold(q=q)
@@ -99,9 +100,9 @@ class MixtureOfAttention(TokenMixer):
         f.hold(v=v)
         y = f.attention("core", q, k, v)
         f.hold(out=y)
-        rows = f.dispatch(y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top)), chosen, experts, top)
+        rows = f.dispatch(y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), chosen, experts, top_k)
         f.hold(rows=rows)
-        y = f.combine(f.experts("o_proj", rows, experts, top, *x.axes), weights, experts, top)
+        y = f.combine(f.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
         f.hold(out=y)
         return f.add(y, f.vector("o_bias", *x.axes))
 
@@ -125,7 +126,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class MixtureOfAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The mixture of attention heads. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
             super().__init__()
@@ -140,7 +141,7 @@ def _reference() -> type[nn.Module]:
             )
 
         def _heads_of(self, x: Tensor) -> Tensor:
-            """[batch, tokens, n · d] → [batch, n, tokens, d]."""
+            """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
@@ -148,26 +149,26 @@ def _reference() -> type[nn.Module]:
             return self.spec.position.rotated(x, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            (batch, tokens, _), top = x.shape, self.spec.num_experts_per_tok
+            (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, chosen = self._routed(x)
-            sent = dispatch_class()(chosen, run.grouped_experts)
-            rows = sent.rows(x)
-            ends = ends_of_groups(sent.expert, self.spec.num_experts) if sent.grouped else None
-            q = sent.to_tokens(self.q_proj(rows, sent.expert, ends)).view(batch, tokens, -1)
+            dispatch = dispatch_class()(chosen, run.grouped_experts)
+            rows = dispatch.rows(x)
+            ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
+            q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, ends)).view(batch, tokens, -1)
             q = self._rotated(self._heads_of(q), run)
             k, v = self.cache(run, self._rotated(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
-            if top > 1:
-                k = k.repeat(1, top, 1, 1)
-                v = v.repeat(1, top, 1, 1)
+            if top_k > 1:
+                k = k.repeat(1, top_k, 1, 1)
+                v = v.repeat(1, top_k, 1, 1)
             mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
-            rows = sent.to_experts(out.reshape(batch * tokens * top, -1))
-            out = sent.combined(self.o_proj(rows, sent.expert, ends), weights)
+            rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
+            out = dispatch.combined(self.o_proj(rows, dispatch.expert, ends), weights)
             result: Tensor = out + self.o_bias.weight
             return result
 
         def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            """The weights and indices of each token's experts, [batch, tokens, top_k]."""
+            """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             scores, chosen = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
             return scores.softmax(-1), chosen
 

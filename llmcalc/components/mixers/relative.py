@@ -1,5 +1,6 @@
-"""XLNet's attention: Transformer-XL's in both directions, with segments (Yang et al. 2019, arXiv:1906.08237, §2.4 and
-§2.5).
+"""XLNet's attention: Transformer-XL's in both directions, with segments.
+
+Yang et al. 2019 (arXiv:1906.08237), §2.4 and §2.5.
 
 Scores are (q + u)·k + (q + v)·r, where r is a projection of the distance's sinusoid, for every distance from −tokens +
 1 to tokens, computed separately for each sequence. A third term, (q + s)·segment, depends on whether two tokens are in
@@ -57,18 +58,18 @@ class RelativeAttention(TokenMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
         r = f.linear("r_proj", f.sinusoids(x, Multiple(of=x.rows, by=2), *x.axes, once=True), heads, dim)
-        own = q.axes[0].size
-        with_position = f.add(q, f.vector("position_bias", heads, dim, many=own))
-        scores = ops.DistanceScores(own, dim.size, x.rows)
-        by_distance = f.core("distances", scores, with_position, r, axes=(heads,))
+        num_heads = q.axes[0].size
+        position_q = f.add(q, f.vector("position_bias", heads, dim, many=num_heads))
+        scores = ops.DistanceScores(num_heads, dim.size, x.rows)
+        distance_scores = f.core("distances", scores, position_q, r, axes=(heads,))
         index = f.distances(q, k, clamped=False, shifted=True)
-        f.hold(q=q, k=k, v=v, r=r, by_distance=by_distance, index=index)
-        with_content = f.add(q, f.vector("content_bias", heads, dim, many=own))
-        bias = f.scale(f.at_distance(by_distance, index), dim.size**-0.5)
-        f.hold(q=with_content, bias=bias)
-        y = f.attention("core", with_content, k, v, causal=False, bias=bias, masked=False)
+        f.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
+        content_q = f.add(q, f.vector("content_bias", heads, dim, many=num_heads))
+        bias = f.scale(f.at_distance(distance_scores, index), dim.size**-0.5)
+        f.hold(q=content_q, bias=bias)
+        y = f.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         f.hold(out=y)
-        f.vector("segment_bias", heads, dim, many=own, role="idle")
+        f.vector("segment_bias", heads, dim, many=num_heads, role="idle")
         f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
         return f.linear("o_proj", y, *x.axes)
 
@@ -89,20 +90,20 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d], bias: added to the scaled scores → [batch, heads, tokens, d]."""
+        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class Distances(nn.Module):
-        """q: [batch, heads, tokens, d], r: [batch, heads, distances, d] → [batch, heads, tokens, distances]."""
+        """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
         def forward(self, q: Tensor, r: Tensor) -> Tensor:
             return q @ r.transpose(-1, -2)
 
     class RelativeReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """XLNet's attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
@@ -121,7 +122,7 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _encoded(self, run: Run, x: Tensor) -> Tensor:
-            """The sinusoids of the distances tokens, tokens − 1, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
+            """Computes the sinusoids of the distances tokens, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
             tokens, hidden = x.shape[1], x.shape[-1]
             angles = angles_of(tokens - run.span(0, 2 * tokens, x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
@@ -129,10 +130,10 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (self._heads_of(name, x) for name in ("q_proj", "k_proj", "v_proj"))
             r = self._heads_of("r_proj", run.once(("away", x.shape), lambda: self._encoded(run, x)))
-            by_distance = self.distances(q + self.position_bias.weight[:, None], r)
-            at = run.span(0, x.shape[1], x.device)
-            index = (x.shape[1] - (at[:, None] - at[None, :])).expand(*q.shape[:-1], -1)
-            q, bias = q + self.content_bias.weight[:, None], by_distance.gather(-1, index) * q.shape[-1] ** -0.5
+            distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
+            positions = run.span(0, x.shape[1], x.device)
+            index = (x.shape[1] - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
+            q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -66,11 +66,11 @@ class RGLRU(TokenMixer):
         u = f.linear("linear_x", x, width, bias=True)
         u = f.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
         f.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        speed = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
-        log_decay = f.mul(speed, f.act(f.vector("recurrent_param", width), "softplus"))
-        kept = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
-        entering = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
-        states = f.scan("rglru", f.act(log_decay, "exp"), f.mul(entering, kept), axes=(width,))
+        recurrence_gate = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        log_decay = f.mul(recurrence_gate, f.act(f.vector("recurrent_param", width), "softplus"))
+        input_scale = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
+        gated_input = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
+        states = f.scan("rglru", f.act(log_decay, "exp"), f.mul(gated_input, input_scale), axes=(width,))
         f.state("recurrent_state", width, bits=32)
         return f.linear("linear_out", f.mul(states, gate), *x.axes, bias=True)
 
@@ -95,22 +95,22 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class BlockMap(nn.Module):
-        """x: [batch, tokens, width] → same shape, with a separate matrix per block."""
+        """A block-diagonal linear layer. x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
         def __init__(self, blocks: int, width: int) -> None:
             super().__init__()
-            part = width // blocks
-            self.weight = nn.Parameter(torch.randn(blocks, part, part) * part**-0.5)
-            self.bias = nn.Parameter(torch.zeros(blocks, part))
+            block_width = width // blocks
+            self.weight = nn.Parameter(torch.randn(blocks, block_width, block_width) * block_width**-0.5)
+            self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
             parts = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
             out = torch.baddbmm(self.bias[:, None], parts, self.weight.transpose(1, 2))
-            mapped: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
-            return mapped
+            output: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
+            return output
 
-    def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """h ← a·h + b for every token, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
+    def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
         step = 1
         while step < a.shape[1]:
@@ -120,7 +120,7 @@ def _reference() -> type[nn.Module]:
         return b
 
     class RGLRUReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Griffin's recurrent block. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
@@ -142,13 +142,15 @@ def _reference() -> type[nn.Module]:
             gate = activate(self.act, self.linear_y(x))
             u = self.conv_1d(self.linear_x(x).transpose(1, 2), run, self.conv_state).transpose(1, 2)
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
-            first = (
+            is_first = (
                 run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
-            kept = torch.where(first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
-            entering = (u * self.input_gate(u).sigmoid()).float() * kept
-            held = self.recurrent_state.held(run)
-            states = scanned(log_a.exp(), entering, torch.zeros_like(entering[:, 0]) if held is None else held[0])
+            input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
+            scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
+            stored = self.recurrent_state.held(run)
+            states = linear_scan(
+                log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
+            )
             self.recurrent_state.keep(run, states[:, -1])
             out: Tensor = self.linear_out(states.to(x.dtype) * gate)
             return out

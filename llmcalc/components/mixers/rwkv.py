@@ -1,5 +1,6 @@
-"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing instead of attention, channel mixing instead of a
-feed-forward network.
+"""RWKV-4: time mixing instead of attention, channel mixing instead of a feed-forward network.
+
+Peng et al. 2023 (arXiv:2305.13048).
 
 Both interpolate between a token and the previous one with learned weights (the token shift). Time mixing is an average
 of the values, weighted by exp(key) and by a learned decay per channel (§3.1.2). Its state is the numerator, the
@@ -29,10 +30,10 @@ else:
 SOURCE = "Peng et al. 2023, §3"
 
 
-def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
-    """The token shift: an interpolation between the token and the previous one, with a learned weight per channel."""
+def _token_shift(f: Flow, x: Value, previous_token: Value, name: str) -> Value:
+    """RWKV's token shift: interpolates between the token and the previous one, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
-    return f.add(f.mul(x, share), f.mul(previous, f.complement(share)))
+    return f.add(f.mul(x, share), f.mul(previous_token, f.complement(share)))
 
 
 class RwkvTimeMix(TokenMixer):
@@ -54,17 +55,17 @@ class RwkvTimeMix(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        previous = f.shift(x, state="shift_state")
+        shifted = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         key, value, receptance = (
-            f.linear(name, _mixed(f, x, previous, name), channels) for name in ("key", "value", "receptance")
+            f.linear(name, _token_shift(f, x, shifted, name), channels) for name in ("key", "value", "receptance")
         )
-        f.hold(previous=previous, k=key, v=value, r=receptance)
-        opened = f.act(receptance, "sigmoid")
-        first, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
-        average = f.scan("wkv", key, value, first, decay, axes=(channels,))
+        f.hold(previous=shifted, k=key, v=value, r=receptance)
+        gate = f.act(receptance, "sigmoid")
+        bonus, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
+        average = f.scan("wkv", key, value, bonus, decay, axes=(channels,))
         f.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
-        return f.linear("output", f.mul(opened, average), *x.axes)
+        return f.linear("output", f.mul(gate, average), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
@@ -100,14 +101,14 @@ class RwkvChannelMix(Network):
         return SOURCE
 
     def flow(self, f: Flow, x: Value) -> Value:
-        previous = f.shift(x, state="shift_state")
+        shifted = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
-        f.hold(previous=previous)
-        inner = f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size))
-        inner = f.act(f.act(inner, "relu"), "square")
-        opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
-        f.hold(inner=inner, open_by=opened)
-        return f.mul(opened, f.linear("value", inner, *x.axes))
+        f.hold(previous=shifted)
+        squared = f.linear("key", _token_shift(f, x, shifted, "key"), Axis("ffn", self.intermediate_size))
+        squared = f.act(f.act(squared, "relu"), "square")
+        gate = f.act(f.linear("receptance", _token_shift(f, x, shifted, "receptance"), *x.axes), "sigmoid")
+        f.hold(inner=squared, open_by=gate)
+        return f.mul(gate, f.linear("value", squared, *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
@@ -126,17 +127,17 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
-        """The previous token of each token; zeros for the first."""
-        held = state.held(run)
-        before = torch.zeros_like(x[:, :1]) if held is None else held[0]
+        """Returns the previous token of each token; zeros for the first."""
+        stored = state.held(run)
+        first_row = torch.zeros_like(x[:, :1]) if stored is None else stored[0]
         state.keep(run, x[:, -1:])
-        return torch.cat([before, x[:, :-1]], 1)
+        return torch.cat([first_row, x[:, :-1]], 1)
 
-    def mixed(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
-        return x * share + previous * (1 - share)
+    def token_shift(x: Tensor, previous_token: Tensor, share: Tensor) -> Tensor:
+        return x * share + previous_token * (1 - share)
 
     class TimeMixReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """RWKV-4's time mixing. x: [batch, tokens, hidden] → same shape."""
 
         shift_state: Any
         recurrent_state: Any
@@ -155,33 +156,39 @@ def _references() -> dict[str, type[nn.Module]]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
-            """Σ exp(k)·v / Σ exp(k), decayed per token. The largest exponent is subtracted to avoid overflow."""
-            first, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            held = self.recurrent_state.held(run)
+            """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
+            bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
+            stored = self.recurrent_state.held(run)
             zero = torch.zeros_like(k[:, 0])
-            top, bottom, largest = (zero, zero, zero - 1e30) if held is None else held
+            numerator, denominator, largest = (zero, zero, zero - 1e30) if stored is None else stored
             out = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
-                peak = torch.maximum(largest, key + first)
-                past, now = (largest - peak).exp(), (key + first - peak).exp()
-                out.append((past * top + now * value) / (past * bottom + now))
+                peak = torch.maximum(largest, key + bonus)
+                state_weight, token_weight = (largest - peak).exp(), (key + bonus - peak).exp()
+                out.append(
+                    (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
+                )
                 peak = torch.maximum(largest + decay, key)
-                past, now = (largest + decay - peak).exp(), (key - peak).exp()
-                top, bottom, largest = past * top + now * value, past * bottom + now, peak
-            self.recurrent_state.keep(run, top, bottom, largest)
+                state_weight, token_weight = (largest + decay - peak).exp(), (key - peak).exp()
+                numerator, denominator, largest = (
+                    state_weight * numerator + token_weight * value,
+                    state_weight * denominator + token_weight,
+                    peak,
+                )
+            self.recurrent_state.keep(run, numerator, denominator, largest)
             return torch.stack(out, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous = shifted(x, run, self.shift_state)
+            previous_tokens = shifted(x, run, self.shift_state)
             k, v, r = (
-                self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight))
+                self.get_submodule(name)(token_shift(x, previous_tokens, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
             out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
             return out
 
     class ChannelMixReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
             super().__init__()
@@ -195,10 +202,10 @@ def _references() -> dict[str, type[nn.Module]]:
             self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            previous = shifted(x, run, self.shift_state)
-            inner = self.key(mixed(x, previous, self.time_mix_key.weight)).relu().square()
-            open_by = self.receptance(mixed(x, previous, self.time_mix_receptance.weight)).sigmoid()
-            out: Tensor = open_by * self.value(inner)
+            previous_tokens = shifted(x, run, self.shift_state)
+            squared = self.key(token_shift(x, previous_tokens, self.time_mix_key.weight)).relu().square()
+            gate = self.receptance(token_shift(x, previous_tokens, self.time_mix_receptance.weight)).sigmoid()
+            out: Tensor = gate * self.value(squared)
             return out
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

@@ -1,5 +1,6 @@
-"""LFM2's gated short convolution, used instead of attention (Liquid AI 2025, arXiv:2511.23404, §2):
-y = out(C ⊙ conv(B ⊙ x)).
+"""LFM2's gated short convolution, used instead of attention: y = out(C ⊙ conv(B ⊙ x)).
+
+Liquid AI 2025 (arXiv:2511.23404), §2.
 
 B, C and x are projections of the input. The convolution covers the last `conv_L_cache` tokens of each channel; in a
 vision encoder, it covers a square of patches centred on each patch. transformers: models/lfm2, models/lfm2_moe,
@@ -64,8 +65,8 @@ class ShortConv(TokenMixer):
         return "Liquid AI 2025, §2"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        kernel, biased, three = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
-        b, c, u = f.split(f.linear("in_proj", x, Beside(three), bias=biased), *three)
+        kernel, biased, axes = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
+        b, c, u = f.split(f.linear("in_proj", x, Beside(axes), bias=biased), *axes)
         f.hold(b=b)
         u = f.mul(b, u)
         if self.grid:
@@ -101,7 +102,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ShortConvReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """The gated short convolution. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortConv, hidden: int) -> None:
             super().__init__()
@@ -118,12 +119,12 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            mixed = (
+            convolved = (
                 self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
                 if self.grid
                 else self.conv(b * u, run, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * mixed).transpose(1, 2))
+            out: Tensor = self.out_proj((c * convolved).transpose(1, 2))
             return out
 
     return ShortConvReference

@@ -79,9 +79,9 @@ class FeedForward(Network):
 
     @property
     def style(self) -> str:
-        """The name papers use for it: `SwiGLU`, `GELU`, …"""
-        plain = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
-        return (GLU_NAMES.get(self.hidden_act) or f"gated {plain}") if self.gated else plain
+        """The name papers use for the network: `SwiGLU`, `GELU`, …"""
+        name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
+        return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
 
     def activation(self) -> str:
         return self.style
@@ -96,11 +96,11 @@ class FeedForward(Network):
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        inner = Axis("ffn", self.intermediate_size)
+        ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        y = f.linear(name, x, inner, bias=bias)
+        y = f.linear(name, x, ffn, bias=bias)
         y = self._activated(f, y)
-        y = f.mul(y, f.linear("up_proj", x, inner, bias=self.up_bias)) if self.gated else y
+        y = f.mul(y, f.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
         return f.linear("down_proj", y, *x.axes, bias=self.down_bias)
 
@@ -131,7 +131,7 @@ class FeedForward(Network):
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """Applies the activation of that name."""
+    """Applies an activation function by its name."""
     import torch.nn.functional as F
 
     if name == "relu2":
@@ -157,7 +157,7 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("values", torch.tensor([0.5, -1e-6]))
 
     class XIELU(nn.Module):
-        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below. softplus(weights) gives α₊ and α₋ − β."""
+        """The xIELU activation: α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -165,14 +165,17 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
-            above, below = nn.functional.softplus(self.alpha.weight)
+            positive_slope, negative_slope = nn.functional.softplus(self.alpha.weight)
             out: Tensor = (
-                torch.where(x > 0, above * x * x, (beta + below) * (torch.minimum(x, eps).expm1() - x)) + beta * x
+                torch.where(
+                    x > 0, positive_slope * x * x, (beta + negative_slope) * (torch.minimum(x, eps).expm1() - x)
+                )
+                + beta * x
             )
             return out
 
     class FeedForwardReference(nn.Module):
-        """x: [..., hidden] → same shape."""
+        """The feed-forward network. x: [..., hidden] → same shape."""
 
         def __init__(self, spec: FeedForward, hidden_size: int) -> None:
             super().__init__()

@@ -43,7 +43,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, f: Flow, x: Value, y: Value) -> Value:
-        """x: the input of the experts. y: their output, whose linear layers are recorded before it in the scope."""
+        """Records the identity experts. x: the input of all experts. y: the output of the real experts."""
         maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return f.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -67,15 +67,15 @@ class Latent(Part):
     bias: Flag = False
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """The projection to the latent width."""
+        """Records the projection to the latent width."""
         return f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
 
     def out_of(self, f: Flow, y: Value, out: Shape) -> Value:
-        """The projection from the latent width."""
+        """Records the projection from the latent width."""
         return f.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
-        """The projections to and from the latent width."""
+        """Builds the projections to and from the latent width."""
         from torch import nn
 
         width, latent = context.hidden_size, self.moe_latent_size
@@ -107,7 +107,7 @@ class VisionExperts(Part):
         weights, chosen = self.router.flow(f, x, experts, top_k, experts.size)
         rows = f.dispatch(x, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
-            y = _mapped(f, self.expert, rows, experts, top_k, x.axes)
+            y = _expert_networks(f, self.expert, rows, experts, top_k, x.axes)
         return f.combine(y, weights, experts, top_k)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
@@ -191,7 +191,7 @@ class MoE(Network):
         if self.latent is not None:
             raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
-        return self.model_copy(update={name: one.widened(change) for name, one in slots.items() if one is not None})
+        return self.model_copy(update={name: part.widened(change) for name, part in slots.items() if part is not None})
 
     def borrows(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
@@ -199,20 +199,22 @@ class MoE(Network):
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
-    def flow(self, f: Flow, x: Value, seen: Value | None = None) -> Value:
-        """seen: the router's input where it differs from the experts' input."""
+    def flow(self, f: Flow, x: Value, router_input: Value | None = None) -> Value:
+        """Records the mixture. router_input: the router's input where it differs from the experts' input."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         classes = add(self.num_experts, identities)
-        weights, chosen = self.router.flow(f, x if seen is None else seen, experts, top_k, classes)
+        weights, chosen = self.router.flow(f, x if router_input is None else router_input, experts, top_k, classes)
         if self.vision_experts is not None:
             f.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
-        read = x if self.latent is None else self.latent.flow(f, x)
-        f.hold(weights=weights, chosen=chosen, y=read)
-        rows = f.dispatch(read, chosen, experts, top_k)
+        expert_input = x if self.latent is None else self.latent.flow(f, x)
+        f.hold(weights=weights, chosen=chosen, y=expert_input)
+        rows = f.dispatch(expert_input, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
             f.hold(x=rows)
-            y = _mapped(f, self.expert, rows, experts, top_k, read.axes, self.identity_experts is not None)
+            y = _expert_networks(
+                f, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
+            )
             y = y if self.identity_experts is None else self.identity_experts.flow(f, rows, y)
         y = f.combine(y, weights, experts, top_k)
         f.hold(y=y)
@@ -227,7 +229,7 @@ class MoE(Network):
         return y
 
     def _shared(self, f: Flow, expert: FeedForward, x: Value) -> Value:
-        """The output of the shared expert, which every token uses."""
+        """Returns the output of the shared expert, which every token uses."""
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)
         f.hold(shared=y)
@@ -252,41 +254,43 @@ class MoE(Network):
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
-        plain = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        wide = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
+        ungated = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
+        shared = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
         skipping = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
-        corrected = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
+        corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
-        of_images = VisionExperts(expert=plain, router=LinearRouter(score_correction="parameter"))
+        vision = VisionExperts(expert=ungated, router=LinearRouter(score_correction="parameter"))
         four_of = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def made(**fields: Any) -> Any:
+        def small_mixture(**fields: Any) -> Any:
             return cls(**{**four_of, "expert": swiglu, **fields})
 
         return [
-            made(num_experts=6),
-            made(num_experts_per_tok=1, expert=plain, router=LinearRouter(bias=True)),
-            made(output_bias=True),
-            made(num_experts=5, num_experts_per_tok=3, shared_expert=wide, shared_expert_gate=True),
-            made(num_experts=8, shared_expert=wide, router=corrected),
-            made(expert=plain, shared_expert=wide, latent=Latent(moe_latent_size=8, bias=True)),
-            made(router=learned),
-            made(shared_expert=wide, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
-            made(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            made(num_experts_per_tok=1, router=skipping),
-            made(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            made(shared_expert=wide, vision_experts=of_images, router=LinearRouter(score_correction="parameter")),
-            made(
+            small_mixture(num_experts=6),
+            small_mixture(num_experts_per_tok=1, expert=ungated, router=LinearRouter(bias=True)),
+            small_mixture(output_bias=True),
+            small_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared, shared_expert_gate=True),
+            small_mixture(num_experts=8, shared_expert=shared, router=corrected_router),
+            small_mixture(expert=ungated, shared_expert=shared, latent=Latent(moe_latent_size=8, bias=True)),
+            small_mixture(router=learned),
+            small_mixture(shared_expert=shared, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
+            small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
+            small_mixture(num_experts_per_tok=1, router=skipping),
+            small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
+            small_mixture(
+                shared_expert=shared, vision_experts=vision, router=LinearRouter(score_correction="parameter")
+            ),
+            small_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
                 router=LinearRouter(score_correction="buffer", bias=True),
             ),
-            made(
+            small_mixture(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
-                expert=plain,
+                expert=ungated,
                 latent=Latent(moe_latent_size=8),
-                shared_expert=wide,
+                shared_expert=shared,
             ),
         ]
 
@@ -301,21 +305,21 @@ def _check_expert(expert: FeedForward) -> None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
-def _mapped(
+def _expert_networks(
     f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
-    """Records the feed-forward networks of all experts at once. identities: whether some rows are of no real expert."""
-    inner = Axis("expert_ffn", expert.intermediate_size)
+    """Records the networks of all experts at once. identities: whether some rows belong to no real expert."""
+    ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
         return f.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
 
     if expert.gated:
-        y = f.act(mapped("gate_proj", rows, inner, bias=expert.gate_bias), expert.hidden_act)
+        y = f.act(mapped("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         f.hold(y=y)
-        y = f.mul(y, mapped("up_proj", rows, inner, bias=expert.up_bias))
+        y = f.mul(y, mapped("up_proj", rows, ffn, bias=expert.up_bias))
     else:
-        y = f.act(mapped("up_proj", rows, inner, bias=expert.up_bias), expert.hidden_act)
+        y = f.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     f.hold(y=y)
     y = mapped("down_proj", y, *out, bias=expert.down_bias)
     f.hold(y=y)
@@ -331,28 +335,28 @@ def dispatch_class() -> type[Any]:
         grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
         """
 
-        def __init__(self, chosen: Tensor, grouped: bool) -> None:
-            self.top_k, self.grouped = chosen.shape[-1], grouped
-            self.expert = chosen.flatten()
+        def __init__(self, expert_indices: Tensor, grouped: bool) -> None:
+            self.top_k, self.grouped = expert_indices.shape[-1], grouped
+            self.expert = expert_indices.flatten()
             if grouped:
                 self.expert, self.order = self.expert.sort(stable=True)
                 self.token = self.order // self.top_k
 
         def rows(self, x: Tensor) -> Tensor:
-            """[batch, tokens, width] → [rows, width]: each token's vector for each of its experts."""
+            """Copies each token's vector for each of its experts. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
             return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
 
         def to_experts(self, x: Tensor) -> Tensor:
-            """[rows, width] → same shape: rows in the order of the tokens, in the order of the experts."""
+            """Sorts rows from the order of the tokens to the order of the experts. [rows, width] → same shape."""
             return x.index_select(0, self.order) if self.grouped else x
 
         def to_tokens(self, x: Tensor) -> Tensor:
-            """[rows, width] → same shape: rows in the order of the experts, in the order of the tokens."""
+            """Sorts rows from the order of the experts to the order of the tokens. [rows, width] → same shape."""
             return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
 
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
-            """[rows, width] → [batch, tokens, width]: the sums of the experts' outputs, with weights like `chosen`."""
+            """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
             if not self.grouped:
                 summed: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
                 return summed
@@ -367,7 +371,7 @@ def dispatch_class() -> type[Any]:
 @cache
 def capped_class() -> type[Any]:
     class Capped:
-        """The rows of experts of a fixed capacity: of the tokens that chose an expert, those of the highest weights.
+        """The rows of experts with a fixed capacity: for each expert, the tokens with the highest weights.
 
         An expert that fewer tokens chose takes others too, with weight 0. weights, chosen: the weights and indices of
         each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
@@ -375,20 +379,20 @@ def capped_class() -> type[Any]:
 
         grouped, expert = False, None
 
-        def __init__(self, weights: Tensor, chosen: Tensor, experts: int, factor: Fraction) -> None:
-            weights, chosen = weights.flatten(0, 1), chosen.flatten(0, 1)
-            by_expert = weights.new_zeros(len(weights), experts).scatter(1, chosen, weights)
-            rows = min(math.ceil(chosen.numel() * factor / experts), len(weights))
-            kept, tokens = by_expert.topk(rows, 0)
-            self.weight, self.token = kept.t(), tokens.t().flatten()
+        def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
+            weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
+            expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
+            rows = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
+            top_weights, tokens = expert_weights.topk(rows, 0)
+            self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
         def rows(self, x: Tensor) -> Tensor:
-            """[batch, tokens, width] → [experts, rows, width]."""
-            taken: Tensor = x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
-            return taken
+            """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
+            rows: Tensor = x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
+            return rows
 
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
-            """[experts, rows, width] → [batch, tokens, width]: the sums of the experts' outputs, with their weights."""
+            """Sums the experts' outputs of each token, weighted. [experts, rows, width] → [batch, tokens, width]."""
             x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
             out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
             return out
@@ -397,7 +401,7 @@ def capped_class() -> type[Any]:
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Per expert, the number of sorted rows up to its last one, int32. expert: that of each row, in rising order."""
+    """Counts the sorted rows up to each expert's last row, int32. expert: the expert of each row, in rising order."""
     import torch
 
     return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
@@ -409,7 +413,7 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """x: [rows, n_in], expert: [rows] → [rows, n_out]: each row through the linear layer of its own expert.
+        """Applies each row's expert. x: [rows, n_in], expert: [rows] → [rows, n_out].
 
         ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
         Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
@@ -434,8 +438,10 @@ def expert_map_class() -> type[nn.Module]:
             out = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
                 rows = (expert == i).nonzero()[:, 0]
-                mapped = nn.functional.linear(x[rows], self.weight[i], None if self.bias is None else self.bias[i])
-                out = out.index_copy(0, rows, mapped)
+                expert_output = nn.functional.linear(
+                    x[rows], self.weight[i], None if self.bias is None else self.bias[i]
+                )
+                out = out.index_copy(0, rows, expert_output)
             return out
 
     return ExpertMap
@@ -449,18 +455,18 @@ def _routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """x: [rows, width], expert: [rows] → [rows, width]. grouped: whether the rows are sorted by expert.
+        """The experts. x: [rows, width], expert: [rows] → [rows, width]. grouped: whether rows are sorted by expert.
 
         Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
         """
 
         def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
             super().__init__()
-            inner, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
+            ffn_width, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
             if expert.gated:
-                self.gate_proj = ExpertMap(count, width, inner, expert.gate_bias)
-            self.up_proj = ExpertMap(count, width, inner, expert.up_bias)
-            self.down_proj = ExpertMap(count, inner, width, expert.down_bias)
+                self.gate_proj = ExpertMap(count, width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(count, width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(count, ffn_width, width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 
@@ -495,7 +501,7 @@ def _routed_class() -> type[nn.Module]:
                 self.add_module(name, module)
 
         def dispatched(self, weights: Tensor, chosen: Tensor, run: Run | None) -> Any:
-            """The rows for each token's experts."""
+            """Returns the rows for each token's experts."""
             if run is not None and run.expert_capacity is not None:
                 return capped_class()(weights, chosen, self.experts.count, run.expert_capacity)
             return dispatch_class()(chosen, run is not None and run.grouped_experts)
@@ -506,7 +512,7 @@ def _routed_class() -> type[nn.Module]:
 @cache
 def _vision_class() -> type[nn.Module]:
     class VisionReference(_routed_class()):  # type: ignore[misc]
-        """x: [batch, tokens, hidden] → same shape."""
+        """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, context: Context, experts: int, top_k: int) -> None:
             super().__init__(
@@ -518,8 +524,8 @@ def _vision_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
             weights, chosen = self.routing(x, run)
-            sent = self.dispatched(weights, chosen, run)
-            out: Tensor = sent.combined(self.experts(sent.rows(x), sent.expert, sent.grouped), weights)
+            dispatch = self.dispatched(weights, chosen, run)
+            out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
             return out
 
     return VisionReference
@@ -531,7 +537,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class MoEReference(_routed_class()):  # type: ignore[misc]
-        """x: [batch, tokens, hidden] → same shape."""
+        """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, context: Context) -> None:
             hidden, count, top_k = context.hidden_size, spec.num_experts, spec.num_experts_per_tok
@@ -556,17 +562,17 @@ def _reference() -> type[nn.Module]:
             if spec.output_bias:
                 self.output_bias = vector(torch.zeros(hidden))
 
-        def forward(self, x: Tensor, run: Run | None = None, seen: Tensor | None = None) -> Tensor:
-            """seen: the router's input where it differs from the experts' input."""
-            weights, chosen = self.routing(x if seen is None else seen, run)
+        def forward(self, x: Tensor, run: Run | None = None, router_input: Tensor | None = None) -> Tensor:
+            """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
+            weights, chosen = self.routing(x if router_input is None else router_input, run)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
-            sent = self.dispatched(weights, chosen, run)
-            y = sent.combined(self.experts(sent.rows(y), sent.expert, sent.grouped), weights)
+            dispatch = self.dispatched(weights, chosen, run)
+            y = dispatch.combined(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped), weights)
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
-                shared = self.shared_expert(x)
+                shared_output = self.shared_expert(x)
                 gated = hasattr(self, "shared_expert_gate")
-                y = y + (self.shared_expert_gate(x).sigmoid() * shared if gated else shared)
+                y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y
             return out
 

@@ -1,11 +1,10 @@
-"""Very many experts of one unit each, selected by product keys: Doge's cross-domain mixture of experts (Shi et al.
-2024, arXiv:2412.11834).
+"""Product-key experts: very many experts of one unit each (Doge's cross-domain mixture of experts).
 
-Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every row and every column of the grid, and
-an expert's score is the sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An
-expert is one input vector and one output vector (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`).
-That class mixes up the rows and columns of different tokens in a pass over several tokens; here each token uses its
-own, at the same cost.
+Shi et al. 2024 (arXiv:2412.11834). Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every
+row and every column of the grid, and an expert's score is the sum of its row's and its column's (product keys: Lample
+et al. 2019, arXiv:1907.05242). An expert is one input vector and one output vector (He 2024, arXiv:2407.04153).
+transformers: models/doge (`DogeCDMoE`). That class mixes up the rows and columns of different tokens in a pass over
+several tokens; here each token uses its own, at the same cost.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class ProductKeyMoE(Network):
         return "Shi et al. 2024 (Doge)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        side, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
-        weights, chosen = f.product_keys(f.linear("router", x, Beside(((side,), (side,))), kind="router"), side, top_k)
+        keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
+        weights, chosen = f.product_keys(f.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k)
         rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         f.hold(weights=weights, chosen=chosen)
         with f.scope("experts", kind="experts", source="He 2024, §2"):
@@ -100,10 +99,10 @@ class ProductKeyMoE(Network):
     @classmethod
     def examples(cls) -> list[Self]:
         swiglu = FeedForward(intermediate_size=28, hidden_act="silu", gated=True, down_bias=True)
-        plain = FeedForward(intermediate_size=20, hidden_act="relu")
+        ungated = FeedForward(intermediate_size=20, hidden_act="relu")
         return [
             cls(num_experts=16, num_keys=4, num_experts_per_tok=3, hidden_act="silu", shared_expert=swiglu),
-            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=plain),
+            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=ungated),
         ]
 
 
@@ -117,14 +116,14 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
 
-    class Met(Rows):
-        """x: [batch, tokens, hidden], chosen: [batch, tokens, k] → [batch, tokens, k]."""
+    class InputProducts(Rows):
+        """Multiplies tokens by their experts' input vectors. x: [batch, tokens, hidden] → [batch, tokens, k]."""
 
         def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
             return (nn.functional.embedding(chosen, self.weight) @ x[..., None])[..., 0]
 
-    class Given(Rows):
-        """units: [batch, tokens, k], chosen: [batch, tokens, k] → [batch, tokens, hidden]."""
+    class OutputSums(Rows):
+        """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
         def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
             return (units[..., None, :] @ nn.functional.embedding(chosen, self.weight))[..., 0, :]
@@ -133,14 +132,17 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed, self.up_embed = Met(spec.num_experts, hidden), Given(spec.num_experts, hidden)
+            self.down_embed, self.up_embed = (
+                InputProducts(spec.num_experts, hidden),
+                OutputSums(spec.num_experts, hidden),
+            )
 
         def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
             out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, chosen)) * weights, chosen)
             return out
 
     class ProductKeyReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Product-key experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProductKeyMoE, context: Context) -> None:
             super().__init__()
@@ -156,7 +158,7 @@ def _reference() -> type[nn.Module]:
             return out
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            """The weights and indices of each token's experts, [batch, tokens, top_k]."""
+            """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             rows, columns = self.router(x).float().chunk(2, -1)
             scores, chosen = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
             return scores.softmax(-1).to(x.dtype), chosen

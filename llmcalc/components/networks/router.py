@@ -46,25 +46,25 @@ class Router(Part):
     scoring_func: Scoring = "softmax"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        """The weights and the indices of each token's experts.
+        """Records the routing; returns the weights and the indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        """A callable (x [batch, tokens, hidden], run) → weights and selected experts, each [batch, tokens, top_k].
+        """Builds a callable (x [batch, tokens, hidden], run) → weights and experts, each [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-def _correction(f: Flow, how: Correction | None, classes: Axis) -> Value | None:
+def _correction(f: Flow, storage: Correction | None, classes: Axis) -> Value | None:
     """Records the score correction, if there is one."""
-    if how is None:
+    if storage is None:
         return None
-    if how == "buffer":
+    if storage == "buffer":
         return f.buffer("score_correction", classes, kind="router")
     return f.vector("score_correction", classes, kind="router", frozen=True)
 
@@ -153,8 +153,8 @@ class TokenTableRouter(Router):
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         logits = f.linear("router", x, Axis("classes", classes), kind="router")
-        sides = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
-        table = f.buffer("token_table", *sides, indices=True, kind="router")
+        table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
+        table = f.buffer("token_table", *table_axes, indices=True, kind="router")
         return f.route(logits, top_k, self.scoring_func, table=table)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
@@ -198,7 +198,7 @@ def _references() -> dict[str, type[Any]]:
             self.register_buffer("chosen", torch.stack(rows).to(torch.empty(0).device))
 
     class MLP(nn.Module):
-        """x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
+        """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
         def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
             super().__init__()
@@ -215,12 +215,12 @@ def _references() -> dict[str, type[Any]]:
             if hasattr(self, "below_scale") and run.routed is not None:
                 features = features + run.routed * self.below_scale.weight
             run.routed = features
-            inner = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
-            logits: Tensor = self.out_proj(inner)
+            hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
+            logits: Tensor = self.out_proj(hidden)
             return logits
 
     class Routing:
-        """x: [batch, tokens, hidden] → the weights and indices of the selected experts, each [batch, tokens, top_k].
+        """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].
 
         modules: its modules. It is not an nn.Module itself: a mixture registers these under their own names.
         """
@@ -235,13 +235,13 @@ def _references() -> dict[str, type[Any]]:
             return logits.sigmoid() if self.scoring == "sigmoid" else nn.functional.softplus(logits).sqrt()
 
         def best(self, scores: Tensor) -> Tensor:
-            """The experts with the highest corrected scores."""
+            """Returns the experts with the highest corrected scores."""
             correction: Any = self.modules.get("score_correction")
             return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
 
         def weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
-            of_chosen = scores.gather(-1, chosen)
-            return of_chosen / of_chosen.sum(-1, keepdim=True) if self.top_k > 1 else of_chosen
+            chosen_scores = scores.gather(-1, chosen)
+            return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
     class Linear(Routing):
         def __init__(self, spec: LinearRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
@@ -262,25 +262,25 @@ def _references() -> dict[str, type[Any]]:
             scale: Any = self.modules.get("expert_scale")
             return (weights if scale is None else weights * scale.weight[chosen]), chosen
 
-    class Several(Routing):
+    class MLPRouting(Routing):
         def __init__(self, spec: RouterMLP, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
-            every = classes + int(spec.skip)
-            self.modules["router"] = MLP(spec, context.hidden_size, every)
+            all_classes = classes + int(spec.skip)
+            self.modules["router"] = MLP(spec, context.hidden_size, all_classes)
             if spec.score_correction is not None:
-                self.modules["score_correction"] = ScoreCorrection(every, spec.score_correction == "parameter")
+                self.modules["score_correction"] = ScoreCorrection(all_classes, spec.score_correction == "parameter")
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
             scores = self.scored(self.modules["router"](x, run))
             chosen = self.best(scores)
             weights = self.weights(scores, chosen)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
-                skips = chosen == self.none_of_them
-                weights, chosen = weights.masked_fill(skips, 0.0), chosen.masked_fill(skips, 0)
+                skipped = chosen == self.none_of_them
+                weights, chosen = weights.masked_fill(skipped, 0.0), chosen.masked_fill(skipped, 0)
             return weights, chosen
 
-    class Tabled(Routing):
+    class TableRouting(Routing):
         def __init__(self, spec: TokenTableRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=False)
@@ -294,4 +294,4 @@ def _references() -> dict[str, type[Any]]:
             chosen = table.chosen[run.ids]
             return self.weights(scores, chosen), chosen
 
-    return {"linear": Linear, "mlp": Several, "token_table": Tabled}
+    return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

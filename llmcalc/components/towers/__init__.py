@@ -1,4 +1,4 @@
-"""Vision and audio encoders beside a text model, and projectors from their output to its width. One file each.
+"""Vision and audio encoders beside a text model, and projectors from their output to its width.
 
 Their parameters are counted. Their FLOPs are not, because most of them process as many patches or frames as the input
 has.
@@ -52,41 +52,42 @@ def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]
 
     A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
-    above: list[str] = []
+    readable: list[str] = []
     for name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
             yield name, tower, []
-            above = [name]
+            readable = [name]
         else:
-            yield name, tower, above
-            above = [*above[:1], name]
+            yield name, tower, readable
+            readable = [*readable[:1], name]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` where a projector's input width is neither that of the encoder before it nor that of the
-    projector just before it.
+    """Raises `ValueError` if a projector's input width fits no encoder or projector before it.
+
+    It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for name, tower, above in below(towers):
-        given = {one: towers[one].gives for one in above}
-        if tower.type == "projector" and given and tower.input_size not in given.values():
-            expected = " or ".join(f"{size}, which {one} gives" for one, size in given.items())
+    for name, tower, readable in below(towers):
+        input_widths = {source: towers[source].gives for source in readable}
+        if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
+            expected = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected}")
 
 
 def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with its input. Returns name → output."""
-    made: dict[str, Value] = {}
-    for name, tower, above in below(towers):
-        own = tower.reads()
-        source = _source(own, [made[one] for one in above])
-        made[name] = f.part(name, tower, own if source is None else source.seen(*own.axes))
-    return made
+    """Records every tower with its input. Returns tower name → output."""
+    outputs: dict[str, Value] = {}
+    for name, tower, readable in below(towers):
+        own_input = tower.reads()
+        source = _source(own_input, [outputs[read_name] for read_name in readable])
+        outputs[name] = f.part(name, tower, own_input if source is None else source.seen(*own_input.axes))
+    return outputs
 
 
-def _source(read: Value, given: list[Value]) -> Value | None:
-    """The output with the width of `read`: the encoder's output if several match or none is known to match."""
-    alike = (value for value in given if same(value.width, read.width))
-    return next(alike, given[0] if given else None)
+def _source(own_input: Value, outputs: list[Value]) -> Value | None:
+    """Returns the output with the input's width; the encoder's output if several match or none is known to match."""
+    matching = (value for value in outputs if same(value.width, own_input.width))
+    return next(matching, outputs[0] if outputs else None)
 
 
 __all__ = ["TOWERS", "Tower", "TowerName", "check_widths", "record"]

@@ -71,8 +71,8 @@ class AudioTower(TowerPart):
     def examples(cls) -> list[Self]:
         layernorm = Norm(type="layernorm")
         mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
-        plain = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        block = Block(attention=mixer, feed_forward=plain, norm=layernorm, norm_placement="pre")
+        ungated = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        block = Block(attention=mixer, feed_forward=ungated, norm=layernorm, norm_placement="pre")
         stem = ConvStem(num_mel_bins=5, max_source_positions=9)
         stack = Stack(
             num_hidden_layers=2,
@@ -89,7 +89,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class AudioTowerReference(nn.Module):
-        """frames: [clips, num_mel_bins, 2 × max_source_positions] → [clips, max_source_positions, hidden]."""
+        """The audio encoder. frames: [clips, num_mel_bins, 2 · positions] → [clips, positions, hidden]."""
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()

@@ -11,9 +11,9 @@ class TowerPart(Component):
 
     @property
     def gives(self) -> int:
-        """The width of its output."""
+        """The width of the tower's output."""
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
     def reads(self) -> Value:
-        """Its input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
+        """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")

@@ -1,5 +1,6 @@
-"""Conformers (Gulati 2020, arXiv:2005.08100): audio encoders whose layers have attention and a convolution between two
-half-weighted feed-forward networks.
+"""Conformers: audio encoders with attention and a convolution between two half-weighted networks per layer.
+
+Gulati 2020 (arXiv:2005.08100).
 
 Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows, and scores against projected
 sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases everywhere and a
@@ -49,17 +50,17 @@ class ConformerAttention(Part):
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
 
     def flow(self, f: Flow, x: Value, bias: Value | None) -> Value:
-        """bias: a value per head and distance that is added to the scores."""
+        """Records the attention. bias: a value per head and distance that is added to the scores."""
         dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        each = (Axis("heads", self.num_attention_heads), dim)
-        q, k, v = (f.linear(f"{which}_proj", x, *each, bias=self.bias) for which in "qkv")
-        beside = () if bias is None else (bias,)
+        head_axes = (Axis("heads", self.num_attention_heads), dim)
+        q, k, v = (f.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
+        score_terms = () if bias is None else (bias,)
         if self.relative_keys:
             q = f.mul(q, f.act(f.vector("q_scale", dim), "softplus"))
             distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
-            beside = (f.linear("r_proj", distances, *each), *beside)
+            score_terms = (f.linear("r_proj", distances, *head_axes), *score_terms)
         window = {"context_left": self.context_left, "context_right": self.context_right}
-        y = f.step("attention", "", (q, k, v, *beside), Value(q.rows, q.axes), causal=False, **window)
+        y = f.step("attention", "", (q, k, v, *score_terms), Value(q.rows, q.axes), causal=False, **window)
         return f.linear("o_proj", y, *x.axes, bias=self.bias)
 
 
@@ -97,11 +98,11 @@ class ConformerConvolution(Part):
         hidden = x.axes
         value, gate = f.split(f.linear("in_proj", x, Beside((hidden, hidden)), bias=self.bias), hidden, hidden)
         if self.gate_bias:
-            first, second = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
-            value, gate = f.add(value, first), f.add(gate, second)
+            value_bias, gate_bias = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
+            value, gate = f.add(value, value_bias), f.add(gate, gate_bias)
         y = f.mul(value, f.act(gate, self.gate_act))
-        wide = (*hidden, Axis("multiplier", self.multiplier))
-        y = f.conv("conv", y, *wide, kernel=self.kernel_size, groups=y.width, bias=self.bias)
+        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
+        y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
         y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.seen(*hidden)
         y = y if self.norm is None else f.part("norm", self.norm, y)
         return f.linear("out_proj", f.act(y, self.hidden_act), *hidden, bias=self.bias)
@@ -163,8 +164,8 @@ class Conformer(TowerPart):
         n, heads, bias = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None
         if self.relative_buckets is not None:
             bias, _ = f.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
-        which = range(n) if isinstance(n, int) else None
-        x = f.layers(x, lambda v: self._layer(f, v, bias), n, which, kind="layer")
+        indices = range(n) if isinstance(n, int) else None
+        x = f.layers(x, lambda v: self._layer(f, v, bias), n, indices, kind="layer")
         if self.clamps:
             f.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
         if self.output_size is not None:
@@ -172,8 +173,8 @@ class Conformer(TowerPart):
         return x
 
     def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
-        """A half-weighted feed-forward network, attention, a convolution, a second half-weighted network, a norm."""
-        x = self._half(f, "mlp_1", x)
+        """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
+        x = self._half_network(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
             y = self.attention.flow(f, y, bias)
@@ -181,11 +182,11 @@ class Conformer(TowerPart):
         y = f.part("convolution_pre_norm", self.norm, x)
         with f.scope("convolution", kind="convolution"):
             y = self.convolution.flow(f, y)
-        x = self._half(f, "mlp_2", f.add(x, y))
+        x = self._half_network(f, "mlp_2", f.add(x, y))
         return f.part("norm", self.norm, x)
 
-    def _half(self, f: Flow, name: str, x: Value) -> Value:
-        """x plus half of the output of the feed-forward network of that name."""
+    def _half_network(self, f: Flow, name: str, x: Value) -> Value:
+        """Adds to x half of the output of the feed-forward network with that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
         return f.add(x, f.scale(self._after(f, name, y), 0.5))
 
@@ -210,7 +211,7 @@ class Conformer(TowerPart):
         nemo = Subsampling(
             num_mel_bins=9, convolutions=(SpectrumConv(channels=4, bias=True), deep, deep), bias=True, standardize=True
         )
-        plain = FeedForward(intermediate_size=40, hidden_act="silu")
+        ungated = FeedForward(intermediate_size=40, hidden_act="silu")
         gated = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
@@ -227,7 +228,7 @@ class Conformer(TowerPart):
                 num_hidden_layers=2,
                 attention=windowed,
                 convolution=light,
-                feed_forward=plain,
+                feed_forward=ungated,
                 norm=rms,
                 norm_placement="sandwich",
                 output_size=14,
@@ -252,49 +253,55 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames], added to the scores."""
+        """The conformer's attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            own, width = spec.attention, spec.hidden_size
-            self.heads, self.left, self.right = own.num_attention_heads, own.context_left, own.context_right
-            for which in "qkvo":
-                self.add_module(f"{which}_proj", nn.Linear(width, width, bias=own.bias))
-            if own.relative_keys:
+            attention, width = spec.attention, spec.hidden_size
+            self.heads, self.left, self.right = (
+                attention.num_attention_heads,
+                attention.context_left,
+                attention.context_right,
+            )
+            for letter in "qkvo":
+                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
+            if attention.relative_keys:
                 self.r_proj = nn.Linear(width, width, bias=False)
-                self.q_scale = vector(torch.zeros(width // own.num_attention_heads))
+                self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
-        def _distances(self, frames: int, width: int, like: Tensor) -> Tensor:
-            """The sinusoid of each query's distance to each key, [frames, frames, hidden]."""
-            where = torch.arange(frames, device=like.device)
-            scales = torch.exp(torch.arange(width // 2, device=like.device) * (-math.log(1e4) / max(width // 2 - 1, 1)))
-            angles = (where[:, None] - where[None, :])[..., None] * scales
-            return torch.cat([angles.sin(), angles.cos()], -1).to(like.dtype)
+        def _distances(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
+            """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
+            positions = torch.arange(frames, device=reference_tensor.device)
+            scales = torch.exp(
+                torch.arange(width // 2, device=reference_tensor.device) * (-math.log(1e4) / max(width // 2 - 1, 1))
+            )
+            angles = (positions[:, None] - positions[None, :])[..., None] * scales
+            return torch.cat([angles.sin(), angles.cos()], -1).to(reference_tensor.dtype)
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
-                self.get_submodule(f"{which}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for which in "qkv"
+                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for letter in "qkv"
             )
             frames, width = x.shape[1:]
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
-                far = self.r_proj(self._distances(frames, width, x)).unflatten(-1, (self.heads, -1))
-                scores = q @ k.transpose(-1, -2) + torch.einsum("bhqd,qkhd->bhqk", q, far)
+                distance_keys = self.r_proj(self._distances(frames, width, x)).unflatten(-1, (self.heads, -1))
+                scores = q @ k.transpose(-1, -2) + torch.einsum("bhqd,qkhd->bhqk", q, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2)
             scores = scores * q.shape[-1] ** -0.5
             scores = scores if bias is None else scores + bias
             if self.left is not None:
-                where = torch.arange(frames, device=x.device)
-                back = where[:, None] - where[None, :]
-                scores = scores.masked_fill((back >= self.left) | (back < -self.right), float("-inf"))
-            mixed = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(mixed.transpose(1, 2).flatten(2))
+                positions = torch.arange(frames, device=x.device)
+                distance = positions[:, None] - positions[None, :]
+                scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
+            attended = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            out: Tensor = self.get_submodule("o_proj")(attended.transpose(1, 2).flatten(2))
             return out
 
     class Convolution(nn.Module):
-        """x: [clips, frames, hidden] → same shape. The convolution is causal."""
+        """The conformer's causal convolution. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerConvolution, width: int) -> None:
             super().__init__()
@@ -302,10 +309,10 @@ def _reference() -> type[nn.Module]:
             self.in_proj = nn.Linear(width, 2 * width, bias=spec.bias)
             if spec.gate_bias:
                 self.gate_bias = vector(torch.zeros(2, width))
-            wide = width * spec.multiplier
-            self.conv = nn.Conv1d(width, wide, spec.kernel_size, groups=width, bias=spec.bias)
+            conv_width = width * spec.multiplier
+            self.conv = nn.Conv1d(width, conv_width, spec.kernel_size, groups=width, bias=spec.bias)
             if spec.separable:
-                self.pointwise = nn.Linear(wide, width, bias=spec.bias)
+                self.pointwise = nn.Linear(conv_width, width, bias=spec.bias)
             if spec.norm is not None:
                 self.norm = spec.norm.reference(Context(width))
             self.out_proj = nn.Linear(width, width, bias=spec.bias)
@@ -346,12 +353,12 @@ def _reference() -> type[nn.Module]:
             return out
 
     class Buffers(nn.Module):
-        def __init__(self, many: int) -> None:
+        def __init__(self, count: int) -> None:
             super().__init__()
-            self.register_buffer("bounds", torch.full((many,), float("inf")))
+            self.register_buffer("bounds", torch.full((count,), float("inf")))
 
     class ConformerReference(nn.Module):
-        """frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].
+        """The conformer. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].
 
         Clipping bounds are infinite here. Gemma's classes also cap the scores.
         """
@@ -368,13 +375,13 @@ def _reference() -> type[nn.Module]:
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
-        def _bias(self, frames: int, like: Tensor) -> Tensor | None:
-            """The bias per distance, [heads, frames, frames]: half of the table is for earlier keys, half for later."""
+        def _bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
+            """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
-            where, half = torch.arange(frames, device=like.device), self.buckets // 2
-            far = (where[None, :] - where[:, None]).clamp(-half, max(self.buckets - half - 1, 0))
-            table: Tensor = self.relative_bias(far + half)
+            positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
+            offset = (positions[None, :] - positions[:, None]).clamp(-half_table, max(self.buckets - half_table - 1, 0))
+            table: Tensor = self.relative_bias(offset + half_table)
             return table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:

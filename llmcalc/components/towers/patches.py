@@ -46,8 +46,8 @@ class PatchEmbedder(TowerPart):
         hidden = Axis("hidden", self.hidden_size)
         x = f.part("pixel_norm", self.norm, x)
         x = f.part("patch_norm", self.norm, f.linear("patch_embedding", x, hidden, bias=self.patches.bias))
-        for place in self.positions.flow(f, x):
-            x = f.add(x, place)
+        for position in self.positions.flow(f, x):
+            x = f.add(x, position)
         return f.part("norm", self.norm, x)
 
     def describe(self, hidden_size: int) -> str:
@@ -81,7 +81,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class PatchEmbedderReference(nn.Module):
-        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row."""
+        """The patch embedder. pixels: [images, channels, frames, height, width] → [images, patches, hidden]."""
 
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()
@@ -95,18 +95,18 @@ def _reference() -> type[nn.Module]:
         def forward(self, pixels: Tensor) -> Tensor:
             p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
             rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
-            cut = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
+            patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
             x = self.patch_norm(
-                self.patch_embedding(self.pixel_norm(cut.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
+                self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )
-            place = torch.arange(rows * columns, device=x.device)
+            positions = torch.arange(rows * columns, device=x.device)
             if self.spec.positions.axes == 1:
-                x = x + self.position_embedding(place)
+                x = x + self.position_embedding(positions)
             else:
                 x = (
                     x
-                    + self.position_embedding(place % columns)
-                    + self.position_embedding(self.spec.positions.rows + place // columns)
+                    + self.position_embedding(positions % columns)
+                    + self.position_embedding(self.spec.positions.rows + positions // columns)
                 )
             out: Tensor = self.norm(x)
             return out

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Map(Part):
-    """One linear layer.
+    """One linear layer of a projector.
 
     size: its output width.
     bias: whether it has a bias, false by default.
@@ -42,8 +42,10 @@ class Map(Part):
 
     def flow(self, f: Flow, x: Value, name: str) -> Value:
         if self.gated:
-            half = (Axis("hidden", exact_div(self.size, 2)),)
-            value, gate = f.split(f.linear(name, x, Beside((half, half)), bias=self.bias), half, half)
+            half_axis = (Axis("hidden", exact_div(self.size, 2)),)
+            value, gate = f.split(
+                f.linear(name, x, Beside((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+            )
             return f.mul(value, _activated(f, gate, self.hidden_act))
         return _activated(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
@@ -86,10 +88,10 @@ class Projector(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for one in self.maps:
-            if one.gated and one.size % 2:
+        for linear in self.maps:
+            if linear.gated and linear.size % 2:
                 raise ValueError(
-                    f"maps.size: {one.size} has no two halves; expected an even number where a map is gated"
+                    f"maps.size: {linear.size} has no two halves; expected an even number where a map is gated"
                 )
         if self.merged == "mean" and (self.frames > 1 or self.norm_of == "merged"):
             raise ValueError(
@@ -101,30 +103,31 @@ class Projector(TowerPart):
 
     @property
     def gives(self) -> int:
-        last = self.maps[-1]
-        return last.size // 2 if last.gated else last.size
+        last_map = self.maps[-1]
+        return last_map.size // 2 if last_map.gated else last_map.size
 
     def reads(self) -> Value:
         return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Returns the projected patches. Non-text tokens pass the same layers separately; only their embedding and norm
-        are recorded.
+        """Records the projector and returns the projected patches.
+
+        Non-text tokens pass the same layers separately; only their embedding and norm are recorded.
         """
         if self.vocab_size is not None and self.norm is not None:
             tokens, _ = f.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
             f.part("token_norm", self.norm, tokens)
-        late = self.merged == "mean" or self.norm_of == "merged"
+        norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
         patch = x.axes
-        x = x if late or self.norm is None else f.part("norm", self.norm, x)
+        x = x if norm_after_merge or self.norm is None else f.part("norm", self.norm, x)
         x = self._merged(f, x)
-        x = f.part("norm", self.norm, x) if late and self.norm is not None else x
+        x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._marked(f, "input_marks", x, self.input_marks, *patch)
-        for i, one in enumerate(self.maps, 1):
-            x = one.flow(f, x, f"map_{i}")
+            x = self._with_marks(f, "input_marks", x, self.input_marks, *patch)
+        for i, linear in enumerate(self.maps, 1):
+            x = linear.flow(f, x, f"map_{i}")
         if self.output_marks:
-            x = self._marked(f, "output_marks", x, self.output_marks, *x.axes)
+            x = self._with_marks(f, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else f.part("out_norm", self.out_norm, x)
         return _activated(f, x, self.out_act)
 
@@ -138,20 +141,20 @@ class Projector(TowerPart):
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
         return f.merge(x, rows, Axis("frames", self.frames), *square)
 
-    def _marked(self, f: Flow, name: str, x: Value, many: int, *axes: Axis | Beside) -> Value:
-        """x with learned vectors appended."""
-        marks = f.vector(name, Axis("marks", many), *axes, many=many)
-        return f.cat(x, marks, axes=x.axes, rows=WithMore(of=x.rows, more=many))
+    def _with_marks(self, f: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
+        """Appends learned vectors to x."""
+        vectors = f.vector(name, Axis("marks", count), *axes, many=count)
+        return f.cat(x, vectors, axes=x.axes, rows=WithMore(of=x.rows, more=count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(str(size) for size in (self.input_size, *(one.size for one in self.maps)))
+        return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm, bare = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
+        rms, layernorm, unweighted = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(
@@ -169,7 +172,7 @@ class Projector(TowerPart):
                 norm_of="merged",
             ),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
-            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=bare, vocab_size=7),
+            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
         ]
 
@@ -184,16 +187,17 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Marks(nn.Module):
-        def __init__(self, many: int, width: int) -> None:
+        def __init__(self, count: int, width: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(many, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ProjectorReference(nn.Module):
-        """x: [images, patches, input_size], row by row, with `columns` patches per row → [images / frames, patches /
-        merge², size].
+        """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].
+
+        The patches are row by row, with `columns` patches per row.
 
         Marks are appended at the end; the published classes insert them at the end of rows or of images.
         """
@@ -210,37 +214,37 @@ def _reference() -> type[nn.Module]:
                 width = width * spec.merge**2 * spec.frames
             if spec.norm is not None:
                 self.norm = spec.norm.reference(Context(width if spec.norm_of == "merged" else spec.input_size))
-            for i, one in enumerate(spec.maps, 1):
-                self.add_module(f"map_{i}", nn.Linear(width, one.size, bias=one.bias))
-                width = one.size // 2 if one.gated else one.size
+            for i, linear in enumerate(spec.maps, 1):
+                self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
+                width = linear.size // 2 if linear.gated else linear.size
             if spec.output_marks:
                 self.output_marks = Marks(spec.output_marks, width)
             if spec.out_norm is not None:
                 self.out_norm = spec.out_norm.reference(Context(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
-            """The output for non-text tokens."""
+            """Returns the output for non-text tokens."""
             return self._mapped(self.token_norm(self.token_embedding(ids)))
 
         def _mapped(self, x: Tensor) -> Tensor:
-            for i, one in enumerate(self.spec.maps, 1):
+            for i, linear in enumerate(self.spec.maps, 1):
                 y = self.get_submodule(f"map_{i}")(x)
-                if one.gated:
+                if linear.gated:
                     value, gate = y.chunk(2, -1)
-                    x = value * activate(one.hidden_act, gate)
+                    x = value * activate(linear.hidden_act, gate)
                 else:
-                    x = activate(one.hidden_act, y)
+                    x = activate(linear.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
-            side, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
-            late = mean or self.spec.norm_of == "merged"
-            x = self.norm(x) if hasattr(self, "norm") and not late else x
-            squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            merge, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
+            norm_after_merge = mean or self.spec.norm_of == "merged"
+            x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
+            squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             x = squares.mean(2) if mean else squares.flatten(2)
             x = x.unflatten(0, (-1, frames)).transpose(1, 2).flatten(2) if frames > 1 else x
-            x = self.norm(x) if hasattr(self, "norm") and late else x
+            x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._mapped(self.input_marks(x) if hasattr(self, "input_marks") else x)
 
     return ProjectorReference

@@ -1,5 +1,4 @@
-"""The subsampling below an audio encoder: convolutions over time and frequency, and a projection to one vector per
-remaining frame.
+"""The subsampling below an audio encoder: convolutions over time and frequency, then a projection per frame.
 
 transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023,
 arXiv:2305.05084, §2.1).
@@ -75,11 +74,11 @@ class Subsampling(Component):
         return "Rekesh et al. 2023, §2.1"
 
     def reads(self) -> Value:
-        """The frames, each with one value per mel bin."""
+        """The frames, each with a value per mel bin."""
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
-        """width: the axes of the output, x's by default.
+        """Records the subsampling. width: the axes of the output, x's by default.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
@@ -92,12 +91,12 @@ class Subsampling(Component):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
             frames = Strided(of=frames, kernel=time, stride=conv.stride[0])
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
-            left = Multiple("spectrum", of=frames, by=pitches)
+            rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                y = f.conv(f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=left)
+                y = f.conv(f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows)
                 y = f.linear(f"pointwise_{i}", y, channels, bias=conv.bias)
             else:
-                y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=left)
+                y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
             y = y if self.norm is None else f.part(f"norm_{i}", self.norm, y)
             y = f.act(y, "relu")
         return f.linear("proj", y.seen(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
@@ -122,13 +121,14 @@ def _reference() -> type[nn.Module]:
             return out
 
     class SubsamplingReference(nn.Module):
-        """frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden]. Convolutions cover frames on both
-        sides.
+        """The subsampling. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden].
+
+        Convolutions cover frames on both sides.
         """
 
         def __init__(self, spec: Subsampling, hidden_size: int) -> None:
             super().__init__()
-            self.spec, seen, left = spec, 1, spec.num_mel_bins
+            self.spec, channels, bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
                 self.standardize = Standardize(spec.num_mel_bins)
             for i, conv in enumerate(spec.convolutions, 1):
@@ -136,17 +136,20 @@ def _reference() -> type[nn.Module]:
                 if conv.separable:
                     self.add_module(
                         f"depthwise_{i}",
-                        nn.Conv2d(seen, seen, conv.kernel, conv.stride, padding, groups=seen, bias=conv.bias),
+                        nn.Conv2d(
+                            channels, channels, conv.kernel, conv.stride, padding, groups=channels, bias=conv.bias
+                        ),
                     )
-                    self.add_module(f"pointwise_{i}", nn.Linear(seen, conv.channels, bias=conv.bias))
+                    self.add_module(f"pointwise_{i}", nn.Linear(channels, conv.channels, bias=conv.bias))
                 else:
                     self.add_module(
-                        f"conv_{i}", nn.Conv2d(seen, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias)
+                        f"conv_{i}",
+                        nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
                     self.add_module(f"norm_{i}", spec.norm.reference(Context(conv.channels)))
-                seen, left = conv.channels, (left + 2 - conv.kernel[1]) // conv.stride[1] + 1
-            self.proj = nn.Linear(seen * left, hidden_size, bias=spec.bias)
+                channels, bins = conv.channels, (bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
+            self.proj = nn.Linear(channels * bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):
@@ -155,10 +158,14 @@ def _reference() -> type[nn.Module]:
             for i, conv in enumerate(self.spec.convolutions, 1):
                 x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
                 if conv.separable or self.spec.norm is not None:
-                    last = x.permute(0, 2, 3, 1)
-                    last = self.get_submodule(f"pointwise_{i}")(last) if conv.separable else last
-                    last = self.get_submodule(f"norm_{i}")(last) if self.spec.norm is not None else last
-                    x = last.permute(0, 3, 1, 2)
+                    channels_last = x.permute(0, 2, 3, 1)
+                    channels_last = (
+                        self.get_submodule(f"pointwise_{i}")(channels_last) if conv.separable else channels_last
+                    )
+                    channels_last = (
+                        self.get_submodule(f"norm_{i}")(channels_last) if self.spec.norm is not None else channels_last
+                    )
+                    x = channels_last.permute(0, 3, 1, 2)
                 x = torch.relu(x)
             out: Tensor = self.proj(x.transpose(1, 2).flatten(2))
             return out

@@ -1,5 +1,4 @@
-"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, projected to vectors, then an
-encoder.
+"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): projected patches of an image, then an encoder.
 
 CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have learned positions, CLIP a class
 embedding and SigLIP an optional pooling head. Pixtral (Agrawal 2024, arXiv:2410.07073) uses RoPE instead; Qwen's and
@@ -48,9 +47,9 @@ class Patches(Part):
     bias: Flag = False
 
     def read(self) -> Value:
-        """The pixels of every patch."""
-        sides = (Axis("height", self.patch_size), Axis("width", self.patch_size))
-        axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *sides)
+        """Returns the pixels of every patch."""
+        patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
+        axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)
 
 
@@ -65,10 +64,10 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
-        """The positions to add to each patch: one look-up, or one for its column and one for its row."""
+        """Returns the positions to add to each patch: one look-up, or one for its column and one for its row."""
         rows = Axis("positions", self.axes * self.rows)
-        first, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
-        return (first,) if self.axes == 1 else (first, f.look_up(table, x.rows))
+        position, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
+        return (position,) if self.axes == 1 else (position, f.look_up(table, x.rows))
 
 
 class AttentionPooling(Part):
@@ -84,7 +83,7 @@ class AttentionPooling(Part):
     norm: Norm
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: the patches. Returns one vector per image."""
+        """Records the pooling head and returns one vector per image. x: the patches."""
         probe = f.vector("probe", *x.axes).seen(*x.axes, rows=IMAGES)
         pooled = f.part("attention", self.attention, probe, memory=x)
         return f.add(pooled, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled)))
@@ -115,8 +114,8 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        stands = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
-        self.stack.check_place(stands)
+        standing = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        self.stack.check_place(standing)
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
@@ -137,16 +136,16 @@ class VisionTower(TowerPart):
         return self.patches.read()
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Returns the patches, the input of a projector; the pooling head's output is not used by other parts."""
+        """Records the encoder and returns the patches, the projector's input; other parts ignore the pooling head."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = f.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
             x = f.cat(x, f.vector("class_embedding", hidden), axes=x.axes, rows=WithMore(of=patches))
         if self.positions is not None:
-            place, *others = self.positions.flow(f, x)
-            for other in others:
-                place = f.add(place, other)
-            x = f.add(x, place)
+            positions, *other_terms = self.positions.flow(f, x)
+            for term in other_terms:
+                positions = f.add(positions, term)
+            x = f.add(x, positions)
         with f.apart(causal=False):
             x = self.stack.flow(f, x)
         x = x.seen(hidden, rows=patches)
@@ -170,12 +169,12 @@ class VisionTower(TowerPart):
     def examples(cls) -> list[Self]:
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        plain = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
+        ungated = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
         gated = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        siglip = Block(attention=biased, feed_forward=plain, norm=layernorm, norm_placement="pre")
+        siglip = Block(attention=biased, feed_forward=ungated, norm=layernorm, norm_placement="pre")
         turning = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral = Block(attention=turning, feed_forward=gated, norm=rms, norm_placement="sandwich")
-        head = AttentionPooling(attention=biased, feed_forward=plain, norm=layernorm)
+        head = AttentionPooling(attention=biased, feed_forward=ungated, norm=layernorm)
         square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled = siglip.model_copy(update={"residual_scale": "output"})
         conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
@@ -224,7 +223,7 @@ def _reference() -> type[nn.Module]:
                 self.register_buffer(name, value)
 
     class Pooling(nn.Module):
-        """x: [images, patches, hidden] → [images, 1, hidden]."""
+        """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden: int) -> None:
             super().__init__()
@@ -239,8 +238,9 @@ def _reference() -> type[nn.Module]:
             return out
 
     class VisionTowerReference(nn.Module):
-        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row; with a pooling
-        head [images, 1, hidden].
+        """The vision encoder. pixels: [images, channels, frames, height, width] → [images, patches, hidden].
+
+        The patches are row by row. With a pooling head the output is [images, 1, hidden].
 
         RoPE uses a patch's index in that order. The published classes rotate half of a head by its row and half by its
         column; only the angles differ, no parameter. A class embedding comes last and is left out of the result.
@@ -261,31 +261,33 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.clamps:
-                many = spec.clamps * spec.stack.num_hidden_layers
-                self.clamps = Buffers(("bounds", torch.full((many,), float("inf"))))
+                num_clamps = spec.clamps * spec.stack.num_hidden_layers
+                self.clamps = Buffers(("bounds", torch.full((num_clamps,), float("inf"))))
             if spec.standardize:
                 self.standardize = Buffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
             if spec.pooling is not None:
                 self.pooling = Pooling(spec.pooling, hidden)
 
         def _placed(self, x: Tensor, rows: int, columns: int) -> Tensor:
-            """The patches with their positions added."""
+            """Returns the patches with their positions added."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
-                along: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
-                return x + along
-            across, down = (
+                positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
+                return x + positions
+            columns_of_patches, rows_of_patches = (
                 torch.arange(columns, device=x.device).repeat(rows),
                 torch.arange(rows, device=x.device).repeat_interleave(columns),
             )
-            both: Tensor = self.position_embedding(across) + self.position_embedding(self.spec.positions.rows + down)
-            return x + both
+            position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
+                self.spec.positions.rows + rows_of_patches
+            )
+            return x + position_sum
 
         def forward(self, pixels: Tensor) -> Tensor:
             p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
             rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
-            cut = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
-            x = self.patch_embedding(cut.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
+            patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
+            x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             x = self._placed(x, rows, columns) if hasattr(self, "position_embedding") else x

@@ -19,11 +19,11 @@ class DistanceVerbs(Recorder):
 
     def distance_bias(self, table: Value, q: Value) -> Value:
         """T5's bias: for each query and each token so far, the row of a table for the bucket of their distance."""
-        made = value_of_pairs(q.rows, *table.axes)
-        return self.step("distance_bias", "", (table, q), made, causal=self.causal)
+        output = value_of_pairs(q.rows, *table.axes)
+        return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
-        """Sines and cosines of distances, in x's precision. once: whether a pass keeps them, not only their angles."""
+        """Sines and cosines of distances, in x's precision. once: whether the pass keeps them, or only their angles."""
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:
@@ -42,15 +42,15 @@ class DistanceVerbs(Recorder):
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
-        """The score of each query and key by their distance, of scores of every query by every distance.
+        """Picks for each query and key the score of their distance, from scores of every query and every distance.
 
         by_key: whether they are scores of every key by every distance; false by default.
         """
-        made = value_of_pairs(scores.rows, *scores.axes, batched=True)
-        return self.step("at_distance", "", (scores, distances), made, by_key=by_key)
+        output = value_of_pairs(scores.rows, *scores.axes, batched=True)
+        return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
 
     def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
-        """Queries, or keys and values, in blocks of rows, the last of which is padded.
+        """Splits the rows of queries, or of keys and values, into blocks; the last block is padded.
 
         of: the rows that are put in blocks; further rows of x are seen by every block.
         around: whether each block has its two neighbours beside it; false by default.
@@ -58,7 +58,7 @@ class DistanceVerbs(Recorder):
         return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block, around=around)
 
     def local_mask(self, of: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
-        """Which keys of three blocks, and of the sums of `block_sums` rows, each query of the middle one may attend to.
+        """The mask for queries of a block: keys of three neighbouring blocks, and sums of `block_sums` rows each.
 
         Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
         """

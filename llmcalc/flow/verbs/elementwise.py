@@ -21,8 +21,8 @@ class ElementwiseVerbs(Recorder):
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
         """a times b, element by element. axes: the axes of the product, a's by default."""
-        made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
-        return self.step("mul", "", (a, b), made)
+        output = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), output)
 
     def add(self, a: Value, b: Value) -> Value:
         """a plus b."""
@@ -45,7 +45,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:
-        """The sum over all axes of x except these, or their mean."""
+        """The sum, or the mean, over all axes of x except the given axes."""
         return self.step("sum", "", (x,), Value(x.rows, axes), mean=mean)
 
     def root_mean_square(self, x: Value) -> Value:
@@ -60,21 +60,22 @@ class ElementwiseVerbs(Recorder):
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
     def shift(self, x: Value, state: str) -> Value:
-        """The previous row of each row; before the first row, that of an earlier pass, which the state of that name
-        keeps, or zeros.
+        """The previous row of each row; for the first row, the state of an earlier pass, or zeros.
+
+        state: the name of the state that keeps the last row.
         """
         return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
     def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
-        """An elementwise recurrence along the rows, which is not a module. kind: which recurrence it is."""
+        """An elementwise recurrence along the rows, which is not a module. kind: the name of the recurrence."""
         return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
 
     def complement(self, x: Value) -> Value:
-        """1 − x, of a share."""
+        """1 − x, element by element."""
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
     def delayed(self, x: Value, first: Value) -> Value:
-        """The previous row of each row. first: what is before the first row."""
+        """The previous row of each row. first: the row before the first row."""
         return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
     def dropout(self, x: Value) -> Value:
@@ -82,7 +83,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("dropout", "", (x,), Value(x.rows, x.axes))
 
     def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
-        """RoPE. spec: the rotated dimensions and their angles; layers with equal specs share the cos and sin tables.
+        """Rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the tables.
 
         back: whether it is undone, false by default.
         every: the number of positions from one row to the next; by default rows are tokens.
@@ -90,30 +91,30 @@ class ElementwiseVerbs(Recorder):
         return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=back, every=every)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
-        """Views of parts of one storage, which lie side by side along the last axis."""
+        """Splits the last axis of a value into views."""
         parts = tuple(x.seen(*shape) for shape in shapes)
         self.record("split", "", (x,), parts)
         return parts
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
-        """A view of a part of x's first axis: of one index, if the axes have it no more, else of several."""
+        """A slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
         return self.step("take", "", (x,), x.seen(*axes))
 
     def flat(self, x: Value) -> Value:
-        """x with all of its axes as one: a copy where they are not stored in this order."""
+        """Flattens all axes of x into one; copies where the axes are not stored in this order."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
     def copies(self, x: Value, over: Axis) -> Value:
-        """A view of x that repeats it along a further axis, the first."""
+        """Expands x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.seen(over, *x.axes))
 
-    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Concatenates along the axes; with `rows`, along the rows."""
-        cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
-        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
+    def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Concatenates values along the axes; with `rows`, along the rows."""
+        cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
+        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
-        """Merges neighbouring rows: concatenated, under further axes, or averaged."""
+        """Merges neighbouring rows: concatenates them under further axes, or averages them."""
         axes = x.axes if mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
@@ -125,16 +126,16 @@ class ElementwiseVerbs(Recorder):
         """
         if same(x.axes[0].size, heads.size):
             return x
-        made = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
-        made.once = x
-        return self.step("repeat", "", (x,), made, tiled=tiled)
+        output = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        output.once = x
+        return self.step("repeat", "", (x,), output, tiled=tiled)
 
     def added_sinusoids(self, rows: Rows, *axes: Axis | Beside) -> Value:
-        """Sinusoidal positions of these rows, shared by all sequences: a module that the tree shows."""
+        """Sinusoidal positions of these rows, shared by all sequences; a node of the tree."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, value: Value) -> Value:
-        """A value in the number format of x."""
+        """Casts a value to the number format of x."""
         return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
 
     def cross_entropy(self, logits: Value) -> Value:

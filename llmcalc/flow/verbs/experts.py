@@ -1,4 +1,4 @@
-"""Verbs of experts: routing rows to them and combining what they give."""
+"""Verbs of experts: routing rows to experts and combining the experts' outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..value import Value
 
 
 class ExpertVerbs(Recorder):
-    """Verbs of experts: routing rows to them and combining what they give."""
+    """Verbs of experts: routing rows to experts and combining the experts' outputs."""
 
     def route(
         self,
@@ -24,7 +24,7 @@ class ExpertVerbs(Recorder):
         table: Value | None = None,
         skip: bool = False,
     ) -> tuple[Value, Value]:
-        """The weights and the indices of each token's experts, those of the highest scores.
+        """Selects the experts with the highest scores for each token; returns their weights and their indices.
 
         scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
             a softmax over the logits of the chosen experts alone.
@@ -33,16 +33,16 @@ class ExpertVerbs(Recorder):
         table: the experts of each token id, in place of those of the highest scores; none by default.
         skip: whether the last class is no expert at all, false by default.
         """
-        beside = {"correction": correction, "scale": scale, "table": table}
-        given = {name: value for name, value in beside.items() if value is not None}
+        optional_inputs = {"correction": correction, "scale": scale, "table": table}
+        inputs = {name: value for name, value in optional_inputs.items() if value is not None}
         axis = Axis("top_k", top_k)
         weights, chosen = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
-        ins = (logits, *given.values())
-        self.record("route", "", ins, (weights, chosen), scoring=scoring, beside=tuple(given), skip=skip, top_k=top_k)
+        ins = (logits, *inputs.values())
+        self.record("route", "", ins, (weights, chosen), scoring=scoring, beside=tuple(inputs), skip=skip, top_k=top_k)
         return weights, chosen
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
-        """The weights and the indices of each token's experts, which lie in a grid.
+        """Selects experts in a grid by product keys; returns the weights and the indices of each token's experts.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
@@ -53,7 +53,7 @@ class ExpertVerbs(Recorder):
         return weights, chosen
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Keeps x for the layer above, under that name.
+        """Passes x to the next layer, under that name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -61,7 +61,7 @@ class ExpertVerbs(Recorder):
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
     def dispatch(self, x: Value, chosen: Value, experts: Axis, top_k: Number) -> Value:
-        """The rows of the tokens in the order of the experts, one for each expert that a token is routed to.
+        """Sorts rows by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         """
@@ -69,10 +69,10 @@ class ExpertVerbs(Recorder):
         return self.step("dispatch", "", (x, chosen), Value(rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed: Value) -> Value:
-        """The rows of the tokens' experts, back in the order of the tokens."""
+        """Sorts the experts' rows back into the order of the tokens."""
         return self.step("to_tokens", "", (routed,), Value(routed.rows, routed.axes))
 
     def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number) -> Value:
         """The weighted sum of the outputs of a token's experts."""
-        made = Value(weights.rows, routed.axes)
-        return self.step("combine", "", (routed, weights), made, experts=experts, top_k=top_k)
+        output = Value(weights.rows, routed.axes)
+        return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k)

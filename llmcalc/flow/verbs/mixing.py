@@ -46,14 +46,14 @@ class MixingVerbs(Recorder):
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
         heads, *qk = q.axes
-        value = v.axes[1:]
-        cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
-        op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
-        out = Value(q.rows, (heads, *value))
-        ins = (q, k, v, *(each for each in (bias, selection) if each is not None))
+        value_axes = v.axes[1:]
+        other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
+        op = core(heads.size, self.n(tuple(qk)), self.n(value_axes), causal, rows=q.rows, keys=other_rows, **limits)
+        out = Value(q.rows, (heads, *value_axes))
+        ins = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
-        options["masked"], options["narrowed"] = masked and cross is None, selection is not None
+        options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **options)
 
@@ -81,41 +81,43 @@ class MixingVerbs(Recorder):
         keys = k.rows if cross else None
         op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
         ins = (q, k) if weights is None else (q, k, weights)
-        made = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
-        return self.step("scores", name, ins, made, op=op)
+        output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
+        return self.step("scores", name, ins, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """The strengths of the keys that each query may attend to, of which only the `keep` strongest are kept.
+        """Keeps only the `keep` strongest of the keys that each query may attend to, and returns their strengths.
 
         strength: that of each key and head. window: as in `attention`.
         """
-        made = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), made, keep=keep, causal=True, window=window)
+        output = value_of_pairs(q.rows, *strength.axes, batched=True)
+        return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number) -> None:
-        """Selects the `top_k` keys of each query with the highest scores, for this layer and those that share it."""
+        """Selects the `top_k` keys of each query with the highest scores, for this layer and those that reuse it."""
         self.record("select", "", (scores, k), top_k=top_k, causal=True)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
-        """The mask of the keys that were selected last, in this layer or a lower one, and the keys that are read:
-        where one token is decoded, only the selected ones.
+        """The mask of the keys that `select` chose last, and the keys to read.
+
+        While decoding one token, only the selected keys are read. The selection may be from a lower layer.
         """
-        made = value_of_pairs(q.rows, fixed=True, batched=True), *map(_read_of, keys)
-        self.record("selected", "", (q, *keys), made, causal=True)
-        return made
+        output = value_of_pairs(q.rows, fixed=True, batched=True), *map(_readable, keys)
+        self.record("selected", "", (q, *keys), output, causal=True)
+        return output
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
         """The mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
-        made = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
-        return self.step("select_blocks", "", (scores, k), made, block=block, blocks=blocks)
+        output = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
+        return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
 
     def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
-        """The mask of `select_blocks` and the keys and values that are read: where one token is decoded, only those of
-        the selected blocks.
+        """The mask of `select_blocks`, and the keys and values to read.
+
+        While decoding one token, only those of the selected blocks are read.
         """
-        made = Value(mask.rows, mask.axes, fixed=True), *map(_read_of, keys)
-        self.record("only_selected", "", (mask, *keys), made, block=block, blocks=blocks)
-        return made
+        output = Value(mask.rows, mask.axes, fixed=True), *map(_readable, keys)
+        self.record("only_selected", "", (mask, *keys), output, block=block, blocks=blocks)
+        return output
 
     def joint_softmax(
         self,
@@ -127,7 +129,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """One softmax over the scores of a token's own sequence, which are masked, and other scores.
+        """One softmax over two kinds of scores: those of the token's own sequence, which are masked, and others.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -137,12 +139,12 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """The sum of values with their weights, of which `weights` may have more for other values."""
+        """The sum of values with their weights; further columns of `weights` belong to other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 
-def _read_of(keys: Value) -> Value:
-    """The keys or values, of which some may not be read."""
-    made = keys.seen(*keys.axes)
-    made.once = keys.once
-    return made
+def _readable(keys: Value) -> Value:
+    """Returns a view of keys or values, of which a kernel may read only some."""
+    output = keys.seen(*keys.axes)
+    output.once = keys.once
+    return output

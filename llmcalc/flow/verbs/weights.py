@@ -15,7 +15,7 @@ Index: TypeAlias = Literal["ids", "known ids", "positions", "types", "all"]
 
 
 class Normed(Protocol):
-    """A norm's spec: whether it has a weight and a bias."""
+    """The spec of a norm: whether it has a weight and a bias."""
 
     weight: bool
 
@@ -36,46 +36,48 @@ class WeightVerbs(Recorder):
         rows: Rows | None = None,
         counted: Rows | None = None,
         lent: str = "",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
-        """y = x·Wᵀ + b.
+        """A linear layer, y = x·Wᵀ + b.
 
         weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
         rows: the rows of x that are projected, all by default.
         counted: the rows that the op counts, with those of further steps (`again`); by default those it projects.
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         """
-        seen = x.rows if rows is None else rows
+        output_rows = x.rows if rows is None else rows
         tied = weight is not None and weight.made
         if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, seen if counted is None else counted, tied, x.fixed)
+        op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
-        made = Value(seen, out)
-        return self.step("linear", name, (x,), made, op=op, weight=weight, about=about, bias=bias, lent=lent)
+        output = Value(output_rows, out)
+        return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent)
 
     def again(self, x: Value, like: Value, bias: bool = False) -> Value:
-        """The linear layer that made the value `like`, on another value; the first step counts both."""
+        """Applies the linear layer that computed `like` to another value; the first step counts both."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
-        """Applies a part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
+        """Applies part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
         §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
-        made = Value(x.rows, (x.axes[0], *out))
+        output = Value(x.rows, (x.axes[0], *out))
         if not name:
-            return self.step("absorb", "", (x,), made, weight=weight)
+            return self.step("absorb", "", (x,), output, weight=weight)
         op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
-        return self.step("absorb", name, (x,), made, op=op, weight=weight)
+        return self.step("absorb", name, (x,), output, op=op, weight=weight)
 
-    def blocks(self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **about: Any) -> Value:
-        """A block-diagonal linear layer: each block maps its part of x to its part of the output."""
+    def blocks(
+        self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
+    ) -> Value:
+        """A block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
-        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, bias=bias)
+        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
 
     def experts(
         self,
@@ -86,7 +88,7 @@ class WeightVerbs(Recorder):
         *out: Axis | Beside,
         bias: bool = False,
         identities: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """Sends each token through the linear layers of its `top_k` experts; x has `top_k` routed rows per token.
 
@@ -96,19 +98,19 @@ class WeightVerbs(Recorder):
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **options)
+        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
-        """A separate linear layer per group: each maps its equal part of x. Every row passes through all groups."""
-        each = exact_div(x.width, groups.size)
-        op = ops.ExpertLinear(groups.size, groups.size, each, out.size, False, x.rows)
-        weight = Weight(name, (groups, out), (Axis("group_width", each),))
+        """A separate linear layer per group: each maps its equal slice of x. Every row passes through all groups."""
+        group_width = exact_div(x.width, groups.size)
+        op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
+        weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
         return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
-        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **about: Any
+        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **node_fields: Any
     ) -> tuple[Value, Weight]:
-        """A look-up for each of the rows `of`. Also returns the weight, for another step that is tied to it.
+        """An embedding look-up for each of the rows `of`. Returns also the weight, which another step may be tied to.
 
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
@@ -116,12 +118,12 @@ class WeightVerbs(Recorder):
         """
         weight = Weight(name, dim, (rows,))
         op = ops.Embedding(rows.size, self.n(dim))
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about, by=by), weight
+        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **about: Any) -> Weight:
-        """A table that only other steps read, by its weight."""
+    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
+        """A table that only other steps read. Returns its weight."""
         weight = Weight(name, dim, (rows,))
-        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, about)
+        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -137,24 +139,24 @@ class WeightVerbs(Recorder):
         over: Shape | None = None,
         heads: Axis | None = None,
         groups: Axis | None = None,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
-        """A norm: x over its root mean square or its standard deviation, times a weight, plus a bias.
+        """A norm: x divided by its root mean square or its standard deviation, times a weight, plus a bias.
 
         spec: which norm it is. over: the axes that are normalized together, all of x's by default.
         heads: the axis of heads with separate weights.
         groups: the axis of parts of x that are normalized separately, with one weight vector for all of x.
         """
         over = x.axes if over is None else over
-        held = over if heads is None else (heads, *over)
-        width = x.width if held is x.axes else self.n(held)
+        weight_axes = over if heads is None else (heads, *over)
+        width = x.width if weight_axes is x.axes else self.n(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         return self.step(
-            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
+            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
         )
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """A norm without a node: it has no weights, or those of another norm. like: the output of that norm."""
+        """A norm without a node: without weights, or with those of another norm. like: the output of that norm."""
         options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
@@ -170,19 +172,19 @@ class WeightVerbs(Recorder):
         overlap: Number = 0,
         rows: Rows | None = None,
         state: str = "",
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A convolution along the rows.
 
         groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the state that
         keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
-        seen = x.rows if rows is None else rows
-        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
+        output_rows = x.rows if rows is None else rows
+        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows)
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
         weight = Weight(name, out, x.axes)
-        made = Value(seen, out) if is_zero(overlap) else Value(_with_more(seen, overlap), out)
-        return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **options)
+        output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
 
     def vector(
         self,
@@ -191,43 +193,44 @@ class WeightVerbs(Recorder):
         heads: Axis | None = None,
         many: Number = None,
         frozen: bool = False,
-        **about: Any,
+        **node_fields: Any,
     ) -> Value:
         """A parameter that is added or multiplied elementwise.
 
         heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, many, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
+        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, more: Number, state: str) -> Value:
-        """x with `more` rows before its first: zeros, or those of an earlier pass.
+        """Pads x with `more` rows before the first: zeros, or rows of an earlier pass.
 
         state: the name of the state that keeps them.
         """
-        return self.step("padded", "", (x,), Value(_with_more(x.rows, more), x.axes), more=more, state=state)
+        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, more), x.axes), more=more, state=state)
 
     def zeros(self, x: Value, state: str) -> Value:
-        """One row of zeros per sequence, with the axes of x; none where an earlier pass has kept the state of that
-        name.
+        """One row of zeros per sequence, with the axes of x; no row if an earlier pass has stored the state.
+
+        state: the name of the state.
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
     def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """The row before the first one: that of an earlier pass, or else `first`.
+        """The row before the first row: the last row of an earlier pass, or else `first`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
         return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
 
-    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **about: Any) -> Value:
+    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """A buffer that is stored in the checkpoint and not trained. indices: whether it holds integers."""
         value = Value(ONCE, axes, fixed=True)
-        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about, indices=indices)
+        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 
 
-def _with_more(rows: Rows, more: Number) -> Rows:
-    """Rows with more rows before their first."""
+def _rows_padded(rows: Rows, more: Number) -> Rows:
+    """Returns rows with `more` rows before the first."""
     from ...workload.derived_rows import WithMore
 
     return WithMore(of=rows, more=more)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError, suggest
 from ...model import ModelSpec
 from ...sources.files import validate
-from ...sources.huggingface.parts import mixed
+from ...sources.huggingface.parts import stack_of_kinds
 
 Table = dict[str, Any]
 
@@ -213,5 +213,5 @@ def _deepseek(args: DeepSeek) -> Table:
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
         "tie_word_embeddings": False,
-        "decoder": {**mixed(kinds, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
+        "decoder": {**stack_of_kinds(kinds, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
     }

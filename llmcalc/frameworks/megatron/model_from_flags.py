@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InputError
 from ...model import ModelSpec
 from ...sources.files import validate
-from ...sources.huggingface.parts import mixed
+from ...sources.huggingface.parts import stack_of_kinds
 from .arguments import flag_of
 from .settings import MegatronSettings
 
@@ -278,7 +278,7 @@ def _later_layer(s: MegatronSettings) -> Table | None:
 def _decoder(
     s: MegatronSettings, kinds: dict[str, Table], names: list[str], later: int, later_layer: Table | None
 ) -> Table:
-    stack = {**mixed(kinds, names), "num_hidden_layers": len(names), "final_norm": _norm(s), **_added(s)}
+    stack = {**stack_of_kinds(kinds, names), "num_hidden_layers": len(names), "final_norm": _norm(s), **_added(s)}
     if not later:
         return {"decoder": stack}
     mtp: Table = {"num_nextn_predict_layers": later, "repeated": s.mtp_use_repeated_layer, "norm": _norm(s)}

@@ -135,15 +135,15 @@ class _Arrays:
             )
 
 
-def _string(r: BoundedReader, what: str, most: int | None = None) -> str:
-    """Reads a text. most: largest number of bytes; default what is left of the header's bound."""
-    length = r.number("Q", what)
-    if most is not None and length > most:
+def _string(r: BoundedReader, field: str, limit: int | None = None) -> str:
+    """Reads a text. limit: largest number of bytes; default the rest of the header's bound."""
+    length = r.number("Q", field)
+    if limit is not None and length > limit:
         raise InputError(
-            f"{r.where}: {what}: {length:,} bytes at byte {r.at:,}; expected at most {most:,} (truncated or not a GGUF "
-            "file)"
+            f"{r.where}: {field}: {length:,} bytes at byte {r.at:,}; expected at most {limit:,} (truncated or not a "
+            "GGUF file)"
         )
-    return r.take(length, what).decode("utf-8", "replace")
+    return r.take(length, field).decode("utf-8", "replace")
 
 
 def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
@@ -153,22 +153,22 @@ def _value(r: BoundedReader, kind: int, key: str, arrays: _Arrays, depth: int = 
         return _string(r, key)
     if kind != ARRAY or depth > 4:
         raise InputError(f"{r.where}: {key[:80]}: metadata type {kind} is not known")
-    inner, count = r.number("I", key), r.number("Q", key)
-    if inner in SCALARS:
+    element_type, count = r.number("I", key), r.number("Q", key)
+    if element_type in SCALARS:
         if count <= LONGEST_KEPT:
-            return [r.number(SCALARS[inner], key) for _ in range(count)]
-        r.skip(count * struct.calcsize("<" + SCALARS[inner]), key)
+            return [r.number(SCALARS[element_type], key) for _ in range(count)]
+        r.skip(count * struct.calcsize("<" + SCALARS[element_type]), key)
         return f"{count:,} values"
-    if inner not in (STRING, ARRAY):
-        raise InputError(f"{r.where}: {key[:80]}: metadata type {inner} is not known")
+    if element_type not in (STRING, ARRAY):
+        raise InputError(f"{r.where}: {key[:80]}: metadata type {element_type} is not known")
     arrays.add(r, key, count)
     if count <= LONGEST_KEPT:
-        return [_value(r, inner, key, arrays, depth + 1) for _ in range(count)]
-    if inner == STRING:
+        return [_value(r, element_type, key, arrays, depth + 1) for _ in range(count)]
+    if element_type == STRING:
         r.skip_texts(count, key)
     else:
         for _ in range(count):
-            _value(r, inner, key, arrays, depth + 1)
+            _value(r, element_type, key, arrays, depth + 1)
     return f"{count:,} values"
 
 

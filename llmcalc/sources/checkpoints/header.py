@@ -74,70 +74,70 @@ class BoundedReader:
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
-    def __init__(self, file: IO[bytes], size: int, where: str) -> None:
-        self.file, self.size, self.where, self.at, self.taken = file, size, where, 0, 0
+    def __init__(self, file: IO[bytes], size: int, location: str) -> None:
+        self.file, self.size, self.where, self.at, self.taken = file, size, location, 0, 0
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, field: str) -> bytes:
         """Reads `count` bytes. Raises `InputError` if fewer bytes are left, and for more than a header may have."""
-        self._pass(count, what)
+        self._pass(count, field)
         self.taken += count
         if self.taken > LARGEST_HEADER:
             raise InputError(
-                f"{self.where}: {what[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
+                f"{self.where}: {field[:80]}: {count:,} bytes make a header of more than {LARGEST_HEADER:,}, which is "
                 "the most that is read; not a checkpoint, or a damaged one"
             )
         data = self.file.read(count)
         if len(data or b"") != count:
-            raise InputError(f"{self.where}: {what[:80]}: the file ended while it was read")
+            raise InputError(f"{self.where}: {field[:80]}: the file ended while it was read")
         return data
 
-    def skip(self, count: int, what: str) -> None:
+    def skip(self, count: int, field: str) -> None:
         """Skips `count` bytes. Raises `InputError` if fewer bytes are left."""
-        self._pass(count, what)
+        self._pass(count, field)
         self.file.seek(count, 1)
 
-    def skip_texts(self, count: int, what: str) -> None:
+    def skip_texts(self, count: int, field: str) -> None:
         """Skips `count` texts, each of which has its length in 8 bytes before it."""
-        pending, at = b"", 0  # a part of the file, and how much of it has been passed
+        pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(count):
-            if len(pending) - at < 8:
-                pending, at = pending[at:] + self.take(min(_PART, self.size - self.at), what), 0
-            if len(pending) - at < 8:
-                self._pass(self.size, what)  # raises: the file ends here
-            length = int.from_bytes(pending[at : at + 8], "little")
-            at += 8 + length
-            if at > len(pending):
-                self.skip(at - len(pending), what)
-                pending, at = b"", 0
-        self.file.seek(at - len(pending), 1)
-        self.at += at - len(pending)
+            if len(pending) - position < 8:
+                pending, position = pending[position:] + self.take(min(_PART, self.size - self.at), field), 0
+            if len(pending) - position < 8:
+                self._pass(self.size, field)  # raises: the file ends here
+            length = int.from_bytes(pending[position : position + 8], "little")
+            position += 8 + length
+            if position > len(pending):
+                self.skip(position - len(pending), field)
+                pending, position = b"", 0
+        self.file.seek(position - len(pending), 1)
+        self.at += position - len(pending)
 
-    def _pass(self, count: int, what: str) -> None:
+    def _pass(self, count: int, field: str) -> None:
         if not 0 <= count <= self.size - self.at:
             raise InputError(
-                f"{self.where}: {what[:80]}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
+                f"{self.where}: {field[:80]}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
                 "truncated or not a checkpoint"
             )
         self.at += count
 
-    def number(self, form: str, what: str) -> Any:
+    def number(self, struct_format: str, field: str) -> Any:
         """Reads one little-endian number in a format of `struct`."""
-        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
+        return struct.unpack("<" + struct_format, self.take(struct.calcsize("<" + struct_format), field))[0]
 
 
-def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], where: str) -> None:
+def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:
     """Raises `InputError` if the data of two tensors overlap. starts: the first byte of each tensor's data."""
-    end, before = 0, ""
+    previous_end, previous_name = 0, ""
     for i in sorted(range(len(tensors)), key=starts.__getitem__):
         tensor = tensors[i]
         if not tensor.nbytes:
             continue
-        if starts[i] < end:
+        if starts[i] < previous_end:
             raise InputError(
-                f"{where}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of {before[:80]} do "
-                f"not end before byte {end:,}; not a checkpoint, or a damaged one"
+                f"{location}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of "
+                f"{previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
             )
-        end, before = starts[i] + tensor.nbytes, tensor.name
+        previous_end, previous_name = starts[i] + tensor.nbytes, tensor.name
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:

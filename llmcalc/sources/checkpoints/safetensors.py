@@ -48,19 +48,19 @@ MOST_SHARDS = 5_000
 """Largest number of files of a sharded checkpoint. DeepSeek-V3 has 163."""
 
 
-def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
+def read_safetensors(path: Path, with_data: bool = True) -> Checkpoint:
     """Returns the tensors of one file.
 
-    whole: whether the data must be present; False for a file with only the header. Default True.
+    with_data: whether the data must be present; False for a file with only the header. Default True.
     Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
     do not match its shape, and tensors that overlap or have the same name.
     """
     text, data_bytes = _read_header(path, LARGEST_HEADER)
-    return parse_header(text, str(path), data_bytes if whole else None)
+    return parse_header(text, str(path), data_bytes if with_data else None)
 
 
-def _read_header(path: Path, most: int) -> tuple[bytes, int]:
-    """Reads the JSON of a file's header, of at most `most` bytes, and the size of its data."""
+def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
+    """Reads the JSON of a file's header, of at most `limit` bytes, and the size of the file's data."""
     file, size = open_checkpoint(path)
     with file:
         length = int.from_bytes(file.read(8) or b"", "little")
@@ -69,7 +69,7 @@ def _read_header(path: Path, most: int) -> tuple[bytes, int]:
                 f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or not a "
                 "safetensors checkpoint"
             )
-        if length > most:
+        if length > limit:
             raise InputError(
                 f"{path}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
                 "checkpoint"
@@ -77,80 +77,80 @@ def _read_header(path: Path, most: int) -> tuple[bytes, int]:
         return file.read(length) or b"", size - 8 - length
 
 
-def parse_header(text: bytes, where: str, data_bytes: int | None = None) -> Checkpoint:
+def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     tensors: list[StoredTensor] = []
     starts: list[int] = []
     names: set[str] = set()
     metadata: dict[str, Any] = {}
-    at = len(text) - len(text.lstrip(_SPACE)) + 1
-    end = text[at - 1 : at]
-    if end != b"{":
+    position = len(text) - len(text.lstrip(_SPACE)) + 1
+    closing_character = text[position - 1 : position]
+    if closing_character != b"{":
         raise InputError(
-            f"{where}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
+            f"{location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
         )
-    if text[at:].strip(_SPACE) == b"}":
-        at, end = len(text), b"}"
-    while end != b"}":
-        match = _ENTRY.match(text, at)
+    if text[position:].strip(_SPACE) == b"}":
+        position, closing_character = len(text), b"}"
+    while closing_character != b"}":
+        match = _ENTRY.match(text, position)
         if match is None or not match[3]:
             if match is not None and not match[2] and text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _bad_entry(_name(match[1], where), where)
+                raise _bad_entry(_name(match[1], location), location)
             raise InputError(
-                f"{where}: the header is not valid JSON, or not a table of tensors (byte {at:,}); not a safetensors "
-                "checkpoint"
+                f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
+                "safetensors checkpoint"
             )
-        name, at, end = _name(match[1], where), match.end(), match[3]
+        name, position, closing_character = _name(match[1], location), match.end(), match[3]
         if name in names:
-            raise InputError(f"{where}: two tensors are called {name[:80]}; not a safetensors checkpoint")
+            raise InputError(f"{location}: two tensors are called {name[:80]}; not a safetensors checkpoint")
         names.add(name)
         if len(names) > MOST_TENSORS:
-            raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
+            raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
         if name == "__metadata__":
-            metadata = _metadata(match[2], where)
+            metadata = _metadata(match[2], location)
             continue
-        tensor, start = _tensor(name, match[2], where, data_bytes)
+        tensor, start = _tensor(name, match[2], location, data_bytes)
         tensors.append(tensor)
         starts.append(start)
-    if text[at:].strip(_SPACE):
-        raise InputError(f"{where}: the header is not valid JSON (byte {at:,}); not a safetensors checkpoint")
-    require_no_overlap(starts, tensors, where)
+    if text[position:].strip(_SPACE):
+        raise InputError(f"{location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint")
+    require_no_overlap(starts, tensors, location)
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _name(text: bytes, where: str) -> str:
+def _name(text: bytes, location: str) -> str:
     try:
         name = str(_parse(text.decode()))
         name.isascii() or name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
-            f"{where}: the name of a tensor is not valid JSON ({text[:80]!r}); not a safetensors checkpoint"
+            f"{location}: the name of a tensor is not valid JSON ({text[:80]!r}); not a safetensors checkpoint"
         ) from None
     return name
 
 
-def _metadata(text: bytes, where: str) -> dict[str, Any]:
+def _metadata(text: bytes, location: str) -> dict[str, Any]:
     """Parses the entries of `__metadata__`: texts or tables of texts."""
     if len(text) > LARGEST_METADATA:
         raise InputError(
-            f"{where}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
+            f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
         )
-    rest = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
-    if rest.count(b":") > MOST_METADATA or b'"' in rest:
-        raise InputError(f"{where}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
-    if rest.translate(None, _SPACE + b",:") != b"{}":
-        raise InputError(f"{where}: __metadata__: expected a table of texts; not a safetensors checkpoint")
+    remaining = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
+    if remaining.count(b":") > MOST_METADATA or b'"' in remaining:
+        raise InputError(f"{location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
+    if remaining.translate(None, _SPACE + b",:") != b"{}":
+        raise InputError(f"{location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
         return dict(json.loads(text))
     except ValueError:
-        raise InputError(f"{where}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
+        raise InputError(f"{location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _bad_entry(name: str, where: str) -> InputError:
-    return InputError(f"{where}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
+def _bad_entry(name: str, location: str) -> InputError:
+    return InputError(f"{location}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
-def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
+def _tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
     """Parses a tensor and the offset of its data."""
     try:
         if len(text) > LONGEST_ENTRY:
@@ -159,14 +159,14 @@ def _tensor(name: str, text: bytes, where: str, data_bytes: int | None) -> tuple
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _bad_entry(name, where) from None
+        raise _bad_entry(name, location) from None
     if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
-        raise InputError(f"{where}: {name[:80]}: a shape or offset is not a valid size")
+        raise InputError(f"{location}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
     if (tensor.elements * bits + 7) // 8 != tensor.nbytes:
-        raise InputError(f"{where}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
+        raise InputError(f"{location}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
     if data_bytes is not None and end > data_bytes:
-        raise InputError(f"{where}: {name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated")
+        raise InputError(f"{location}: {name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated")
     return tensor, start
 
 
@@ -177,52 +177,52 @@ def read_index(path: Path) -> Checkpoint:
     """
     weight_map = parse_index(read_bytes(path, LARGEST_INDEX, "the index of a checkpoint"), str(path))
 
-    def header(shard: str, most: int) -> tuple[bytes, int | None]:
-        return _read_header(path.parent / shard, most)
+    def header(shard: str, limit: int) -> tuple[bytes, int | None]:
+        return _read_header(path.parent / shard, limit)
 
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
 
-def parse_index(data: bytes, where: str) -> dict[str, str]:
-    """Parses an index: tensor → the file beside the index that has it.
+def parse_index(data: bytes, location: str) -> dict[str, str]:
+    """Parses an index: tensor name → the file that has it, in the folder of the index.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
     try:
         text = data.decode("utf-8-sig")
-        require_few_elements(text, where, MOST_TENSORS + 1000)
-        index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, where))
+        require_few_elements(text, location, MOST_TENSORS + 1000)
+        index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
     except InputError:
         raise
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: not valid JSON; not the index of a checkpoint") from None
+        raise InputError(f"{location}: not valid JSON; not the index of a checkpoint") from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise InputError(f"{where}: weight_map: {_EXPECTED_MAP}")
+        raise InputError(f"{location}: weight_map: {_EXPECTED_MAP}")
     shards = set(weight_map.values())
     if len(shards) > MOST_SHARDS:
-        raise InputError(f"{where}: weight_map: {len(shards):,} files; expected at most {MOST_SHARDS:,}")
+        raise InputError(f"{location}: weight_map: {len(shards):,} files; expected at most {MOST_SHARDS:,}")
     for shard in shards:
         if Path(shard).name != shard:
-            raise InputError(f"{where}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
+            raise InputError(f"{location}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
     return weight_map
 
 
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _unique_keys(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
     """Returns a JSON object. Raises `InputError` for a repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs):
-        seen: set[str] = set()
-        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise InputError(f"{where}: {name[:80]} is listed twice; not the index of a checkpoint")
+        earlier_names: set[str] = set()
+        name = next(name for name, _ in pairs if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
+        raise InputError(f"{location}: {name[:80]} is listed twice; not the index of a checkpoint")
     return table
 
 
 def join_shards(
-    weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], where: str, folder: str
+    weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], location: str, folder: str
 ) -> Checkpoint:
     """Returns the tensors of the files that an index lists.
 
@@ -230,19 +230,19 @@ def join_shards(
     they are not known). folder: what stands before a file's name in messages.
     """
     tensors: dict[str, StoredTensor] = {}
-    left = LARGEST_HEADER
+    bytes_left = LARGEST_HEADER
     for shard in dict.fromkeys(weight_map.values()):
-        text, data_bytes = header(shard, left)
-        left -= len(text)
+        text, data_bytes = header(shard, bytes_left)
+        bytes_left -= len(text)
         for tensor in parse_header(text, f"{folder}{shard}", data_bytes).tensors:
             if tensor.name in tensors:
                 raise InputError(f"{folder}{shard}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
-            raise InputError(f"{where}: too many tensors; expected at most {MOST_TENSORS:,}")
+            raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
     missing = [name for name in weight_map if name not in tensors]
     if missing:
         raise InputError(
-            f"{where}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
+            f"{location}: {missing[0][:80]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
         )
     return Checkpoint("safetensors", tuple(tensors.values()))

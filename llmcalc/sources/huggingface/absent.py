@@ -1,4 +1,4 @@
-"""A field that a spec has no value for."""
+"""The exception for a config field whose value a spec does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Absent(LookupError):
-    """The spec has no value for a field, so the field is left to its class."""
+    """Raised if the spec has no value for a field; the field is then left to its class."""
 
 
 def present(value: Any) -> Any:

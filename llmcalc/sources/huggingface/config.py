@@ -54,9 +54,9 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def in_json(value: Any) -> str:
-    """Returns a wrong value for an error message in the words of a config.json: null, true, false."""
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else shown(value)
+    """Writes a wrong value in an error message as in a config.json: null, true, false."""
+    names = {None: "null", True: "true", False: "false"}
+    return names[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
@@ -66,7 +66,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 @dataclass
 class Config:
-    """One configuration.
+    """One configuration, with typed getters.
 
     Every getter takes the field's name, then other names for the same field. If the config has several of them, one
     wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that
@@ -78,7 +78,7 @@ class Config:
     where: the path from the top of the file, for messages (`text_config.`).
     aliases: usual name of a field → its name in this family.
     unread: usual names in `aliases` that the family's class does not read; only the family's own name counts.
-    asked: names of all fields that have been read.
+    fields_read: names of all fields that have been read.
     notes: remarks for the user.
     unknown: fields that were never read, set by `close`.
     from_defaults: path of each size that the config leaves to its class → the default.
@@ -91,7 +91,7 @@ class Config:
     where: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
-    asked: set[str] = field(default_factory=set)
+    fields_read: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     from_defaults: dict[str, int] = field(default_factory=dict)
@@ -110,120 +110,122 @@ class Config:
 
         Raises `InputError` for a field that has neither a value nor a default.
         """
-        names = self._called(names)
-        held = self._held(names)
-        if held is not None:
-            return self.data[held]
+        names = self._with_aliases(names)
+        winning = self._winning_name(names)
+        if winning is not None:
+            return self.data[winning]
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        missing = self.wrong(self._standing(names), "missing", f"a field that every {self.model_type} config has")
-        near = near_to(names[0], [name for name in self.data if name not in self.asked])
-        raise InputError(f"{missing} (the config has '{near}')") if near else missing
+        missing = self.wrong(self._name_in_config(names), "missing", f"a field that every {self.model_type} config has")
+        suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
+        raise InputError(f"{missing} (the config has '{suggestion}')") if suggestion else missing
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(n) is not None for n in self._called((name,)))
+        return any(self.data.get(n) is not None for n in self._with_aliases((name,)))
 
-    def _called(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        read = [name for name in names if name not in self.unread]
-        own = [self.aliases[name] for name in names if name in self.aliases]
-        usual = [name for name, of in self.aliases.items() if of in (*read, *own) and name not in self.unread]
-        names = tuple(dict.fromkeys((*read, *own, *usual)))
-        self.asked.update(names)
+        read_names = [name for name in names if name not in self.unread]
+        aliased = [self.aliases[name] for name in names if name in self.aliases]
+        usual_names = [
+            name for name, alias in self.aliases.items() if alias in (*read_names, *aliased) and name not in self.unread
+        ]
+        names = tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
+        self.fields_read.update(names)
         return names
 
-    def _held(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value wins, among the names in the config; a null replaces no other value."""
-        given = [n for n in names if n in self.data]
+    def _winning_name(self, names: tuple[str, ...]) -> str | None:
+        """Returns the name whose value counts, among those in the config; a null replaces no other value."""
+        present = [n for n in names if n in self.data]
         return next(
-            (n for n in given if n not in self.defaults and self.data[n] is not None), given[0] if given else None
+            (n for n in present if n not in self.defaults and self.data[n] is not None), present[0] if present else None
         )
 
-    def _standing(self, names: tuple[str, ...]) -> str:
-        """Returns the name of the field in the config, or the usual name if the config does not have it."""
-        return self._held(self._called(names)) or names[0]
+    def _name_in_config(self, names: tuple[str, ...]) -> str:
+        """Returns the name under which the config has the field, or the usual name if it does not have it."""
+        return self._winning_name(self._with_aliases(names)) or names[0]
 
     def size(self, *names: str) -> int:
         """Returns a positive integer. Layers and experts have an upper bound, in `MOST`."""
-        return self._whole(names, 1, "a positive whole number")
+        return self._integer(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
         """Returns an integer that may be 0."""
-        return self._whole(names, 0, "a whole number, 0 or more")
+        return self._integer(names, 0, "a whole number, 0 or more")
 
-    def _whole(self, names: tuple[str, ...], least: int, expected: str) -> int:
-        value, most = self.get(*names), MOST.get(names[0], LARGEST)
-        if not is_whole(value) or not least <= value <= most:
+    def _integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
+        value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
+        if not is_whole(value) or not minimum <= value <= maximum:
             raise self.wrong(
-                self._standing(names),
+                self._name_in_config(names),
                 value,
-                expected + (f", at most {most}" if is_whole(value) and value > most else ""),
+                expected + (f", at most {maximum}" if is_whole(value) and value > maximum else ""),
             )
-        if value and self._held(self._called(names)) is None:
+        if value and self._winning_name(self._with_aliases(names)) is None:
             self.from_defaults[f"{self.where}{names[0]}"] = value
         return value
 
     def maybe(self, *names: str) -> int | None:
         """Returns a positive integer; None if the field is null or absent."""
-        names = self._called(names)
+        names = self._with_aliases(names)
         present = [n for n in names if n in self.data or n in self.defaults]
         return None if not present or self.get(*names) is None else self.size(*names)
 
     def flag(self, *names: str) -> bool:
         value = self.get(*names)
         if type(value) is not bool:
-            raise self.wrong(self._standing(names), value, "true or false")
+            raise self.wrong(self._name_in_config(names), value, "true or false")
         return value
 
-    def number(self, *names: str, least: float = 0) -> float:
+    def number(self, *names: str, minimum: float = 0) -> float:
         value = self.get(*names)
-        if not is_number(value) or not least <= value <= LARGEST:  # false for NaN
-            raise self.wrong(self._standing(names), value, f"a number from {least} to {LARGEST}")
+        if not is_number(value) or not minimum <= value <= LARGEST:  # false for NaN
+            raise self.wrong(self._name_in_config(names), value, f"a number from {minimum} to {LARGEST}")
         return value if isinstance(value, float) else float(value)
 
     def text(self, *names: str) -> str:
         value = self.get(*names)
         if not isinstance(value, str):
-            raise self.wrong(self._standing(names), value, "a text")
+            raise self.wrong(self._name_in_config(names), value, "a text")
         return value
 
     def sizes(self, *names: str) -> list[int]:
         """Returns a list of integers that may be 0."""
         value = self.get(*names)
         if not isinstance(value, list | tuple) or any(not is_whole(v) or not 0 <= v <= LARGEST for v in value):
-            raise self.wrong(self._standing(names), value, "a list of whole numbers")
+            raise self.wrong(self._name_in_config(names), value, "a list of whole numbers")
         return list(value)
 
     def texts(self, *names: str) -> list[str]:
         value = self.get(*names)
         if not isinstance(value, list | tuple) or any(not isinstance(v, str) for v in value):
-            raise self.wrong(self._standing(names), value, "a list of texts")
+            raise self.wrong(self._name_in_config(names), value, "a list of texts")
         return list(value)
 
     def table(self, *names: str) -> Mapping[str, Any]:
         value = self.get(*names)
         if not isinstance(value, dict):
-            raise self.wrong(self._standing(names), value, "a table of fields")
+            raise self.wrong(self._name_in_config(names), value, "a table of fields")
         return value
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the option that a string names."""
         value = self.get(*names)
         if not isinstance(value, str) or value not in options:
-            raise self.wrong(self._standing(names), value, "one of " + ", ".join(options))
+            raise self.wrong(self._name_in_config(names), value, "one of " + ", ".join(options))
         return options[value]
 
-    def must(self, name: str, *allowed: Any) -> None:
-        """Raises `InputError` if the field has a value for which the class would build other weights."""
+    def must(self, name: str, *expected_values: Any) -> None:
+        """Raises `InputError` if the field has a value with which the class would build other weights."""
         value = self.get(name)
-        if value not in allowed:
+        if value not in expected_values:
             raise self.wrong(
                 name,
                 value,
                 "one of "
-                + ", ".join(map(in_json, allowed))
+                + ", ".join(map(in_json, expected_values))
                 + f" (what is counted for {self.model_type} knows no other)",
             )
 
@@ -235,36 +237,38 @@ class Config:
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
         """Returns an error that names the field, its value and the expected value."""
-        other = self.aliases.get(name, name)
-        name = self._held((name, other)) or other
-        given = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.where}{name}: {given}; expected {expected}")
+        alias = self.aliases.get(name, name)
+        name = self._winning_name((name, alias)) or alias
+        problem = "missing" if value is None and name not in self.data else in_json(value)
+        return InputError(f"{self.where}{name}: {problem}; expected {expected}")
 
-    def close(self, ignored: frozenset[str], told: Config | None = None) -> None:
-        """Ends the reading: fields that were never read and are not known to be irrelevant become `unknown`.
+    def close(self, ignored: frozenset[str], parent: Config | None = None) -> None:
+        """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
         ignored: fields of this family that change no count.
-        told: the parent config if this one is a nested table; it receives the unknown fields and the default sizes.
+        parent: the outer config if this one is a nested table; it receives the unknown fields and the default sizes.
         """
-        told = told or self
-        known = self.asked | IRRELEVANT | ignored
-        known |= {usual for usual, own in self.aliases.items() if own in known} - self.unread
-        told.unknown += [
-            Unknown(f"{self.where}{name}", value, self._meant(name), self._restates(name, value))
+        parent = parent or self
+        known_fields = self.fields_read | IRRELEVANT | ignored
+        known_fields |= {usual for usual, alias in self.aliases.items() if alias in known_fields} - self.unread
+        parent.unknown += [
+            Unknown(f"{self.where}{name}", value, self._corrected_name(name), self._restates(name, value))
             for name, value in sorted(self.data.items())
-            if name not in known and not name.startswith("_")
+            if name not in known_fields and not name.startswith("_")
         ]
-        if told is not self:
-            told.from_defaults |= self.from_defaults
+        if parent is not self:
+            parent.from_defaults |= self.from_defaults
 
-    def _meant(self, name: str) -> str:
+    def _corrected_name(self, name: str) -> str:
         """Returns the field that an unknown field may misspell: one that was read and is not set in the config."""
         if name in self.unread:
             return "" if self.has(self.aliases[name]) else self.aliases[name]
-        unset = sorted(known for known in tuple(self.asked) if not self.has(known))
+        unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(name, unset)
 
     def _restates(self, name: str, value: Any) -> bool:
         """Whether a field that was read has the same value and a name with a word in common."""
         words = words_of(name)
-        return any(words & words_of(known) and self.data[known] == value for known in self.asked & self.data.keys())
+        return any(
+            words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
+        )

@@ -32,7 +32,7 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class Deviation:
-    """A difference between the classes of a family and its architecture, and how to count it.
+    """A difference between the classes of a family and its architecture, and the way to count it.
 
     quantity: the number that it changes.
     follow: returns an op as the class runs it.
@@ -58,7 +58,7 @@ def every_expert(op: Op) -> Op:
 
 
 def untied(spec: ModelSpec) -> bool:
-    """Whether the model has an output projection that is not the embedding."""
+    """Whether the model has an output projection separate from the embedding."""
     from ...components.head import LMHead
 
     return not spec.tie_word_embeddings and isinstance(spec.head, LMHead)
@@ -85,8 +85,7 @@ LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`: how its config is read, how it is written, and the special behaviour of its `transformers`
-    classes.
+    """One `model_type`: how its config is read and written, and how its `transformers` classes deviate.
 
     read: function from a config to the `model` table of a native description.
     defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares

@@ -17,38 +17,40 @@ LONGEST_NAME = 200
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too
-    deeply.
+    """Reads a JSON object from a file.
+
+    Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too deeply.
     """
     return parse_config(read_text(path, LARGEST_CONFIG), str(path))
 
 
-def parse_config(text: str, where: str) -> dict[str, Any]:
+def parse_config(text: str, location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
-    where: name of the source in error messages.
+    location: name of the source in error messages.
     """
-    data = parse_json(text, where)
+    data = parse_json(text, location)
     if not isinstance(data, dict):
-        raise InputError(f"{where}: expected a JSON object, the config.json of a transformers model")
+        raise InputError(f"{location}: expected a JSON object, the config.json of a transformers model")
     return data
 
 
-def require_counted_type(text: str, where: str) -> None:
-    """Raises `InputError` unless a text is a `config.json` with a model type that llmcalc counts; other fields may be
-    wrong.
+def require_counted_type(text: str, location: str) -> None:
+    """Raises `InputError` unless a text is a `config.json` with a supported model type.
+
+    Other fields may be wrong.
     """
-    data = parse_config(text, where)
+    data = parse_config(text, location)
     kind = data.get("model_type") or kind_of_class(architecture_of(data))
     if not isinstance(kind, str) or not kind:
-        raise InputError(f"{where}: has no model_type")
+        raise InputError(f"{location}: has no model_type")
     family_of(usual_name(kind), config=data)
 
 
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns (a name for the model, its description: the `model` table, the config, remarks).
+    """Returns a name for the model and its description: the `model` table, the config, remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """
@@ -57,10 +59,10 @@ def describe_config(
         description = described(data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    given = data.get("_name_or_path")
+    stated_name = data.get("_name_or_path")
     name = (
-        one_line(given)[:LONGEST_NAME]
-        if isinstance(given, str) and given
+        one_line(stated_name)[:LONGEST_NAME]
+        if isinstance(stated_name, str) and stated_name
         else (path.parent.name if path.name == "config.json" else path.stem)
     )
     return name or path.stem, description
@@ -71,19 +73,19 @@ def described(data: dict[str, Any], head: HeadKind | None = None, allow_unknown:
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
-    config, said = typed(data)
+    config, remarks = typed(data)
     reading = read(config, head)
     if not allow_unknown:
         require_known(reading.unknown, reading.model_type)
-    said += [
+    remarks += [
         *reading.notes,
         *remark_on_defaults(reading.from_defaults),
-        *remark([one.path for one in reading.unknown]),
+        *remark([field.path for field in reading.unknown]),
     ]
     description: dict[str, Any] = {
         "model": reading.model,
         "config": dict(config),
-        "notes": [one_line(note) for note in said],
+        "notes": [one_line(remark_text) for remark_text in remarks],
     }
     dtype = data.get("dtype") or data.get("torch_dtype")
     if isinstance(dtype, str):

@@ -41,18 +41,18 @@ def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
     return {"type": "layernorm", "eps": eps, **fields}
 
 
-def attention(c: Config, **fields: Any) -> Table:
+def attention(config: Config, **fields: Any) -> Table:
     """Returns grouped-query attention under the usual field names, with RoPE; `fields` are added or replace others."""
-    heads = c.size("num_attention_heads")
-    kv_heads = c.maybe("num_key_value_heads")
-    table: Table = {"num_attention_heads": heads, "head_dim": c.maybe("head_dim"), "position": rope(c)}
+    heads = config.size("num_attention_heads")
+    kv_heads = config.maybe("num_key_value_heads")
+    table: Table = {"num_attention_heads": heads, "head_dim": config.maybe("head_dim"), "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         table["num_key_value_heads"] = kv_heads
     return {k: v for k, v in {**table, **fields}.items() if v is not None}
 
 
 def rope(
-    c: Config,
+    config: Config,
     share: float = 1.0,
     share_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
@@ -63,42 +63,46 @@ def rope(
     share: default share of each head that is rotary, in the field `share_name`.
     kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
-    c.asked.update((share_name, theta_name))
-    given = c.data.get("rope_parameters") or {}
-    given = given if isinstance(given, dict) else {}
-    given = given[kind] if kind is not None and isinstance(given.get(kind), dict) else given
-    theta, part = given.get("rope_theta"), given.get("partial_rotary_factor")
-    theta = theta if theta is not None else c.data.get(theta_name)
-    part = part if part is not None else c.data.get(share_name)
-    part = share if part is None else part
-    if not is_number(part) or not 0 < part <= 1:
-        raise c.wrong(share_name, part, "a number above 0 and at most 1")
-    table: Table = {"type": "rope"} if part == 1 else {"type": "rope", "partial_rotary_factor": float(part)}
+    config.fields_read.update((share_name, theta_name))
+    rope_parameters = config.data.get("rope_parameters") or {}
+    rope_parameters = rope_parameters if isinstance(rope_parameters, dict) else {}
+    rope_parameters = (
+        rope_parameters[kind] if kind is not None and isinstance(rope_parameters.get(kind), dict) else rope_parameters
+    )
+    theta, rotary_share = rope_parameters.get("rope_theta"), rope_parameters.get("partial_rotary_factor")
+    theta = theta if theta is not None else config.data.get(theta_name)
+    rotary_share = rotary_share if rotary_share is not None else config.data.get(share_name)
+    rotary_share = share if rotary_share is None else rotary_share
+    if not is_number(rotary_share) or not 0 < rotary_share <= 1:
+        raise config.wrong(share_name, rotary_share, "a number above 0 and at most 1")
+    table: Table = (
+        {"type": "rope"} if rotary_share == 1 else {"type": "rope", "partial_rotary_factor": float(rotary_share)}
+    )
     return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
 
 
-def whole_rope(c: Config) -> Table:
-    """Returns rotary positions for a rotary part of the head that has its own size.
+def full_rope(config: Config) -> Table:
+    """Returns rotary positions for the rotary part of a head, all of whose dimensions are rotated.
 
     The whole part is rotary, whatever share the config states.
     """
-    return {name: value for name, value in rope(c).items() if name != "partial_rotary_factor"}
+    return {name: value for name, value in rope(config).items() if name != "partial_rotary_factor"}
 
 
-def biases(on: bool, *names: str) -> Table:
+def biases(enabled: bool, *names: str) -> Table:
     """Returns `{name: true}` for each name if `on`, else an empty table."""
-    return dict.fromkeys(names, True) if on else {}
+    return dict.fromkeys(names, True) if enabled else {}
 
 
 QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(c: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
+def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     table = {
-        "intermediate_size": width or c.size("intermediate_size"),
-        "hidden_act": c.choice(ACTIVATIONS, act),
+        "intermediate_size": width or config.size("intermediate_size"),
+        "hidden_act": config.choice(ACTIVATIONS, act),
         "gated": True,
     }
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -114,7 +118,7 @@ def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Tab
 
 
 def decoder(
-    c: Config,
+    config: Config,
     block: Table,
     final_norm: Table | None,
     head: Table | None = None,
@@ -132,40 +136,42 @@ def decoder(
     answers: scores per token of a question-answering head.
     model: further fields of the model; they replace the ones set here.
     """
-    own = stack or {}
-    c.has("num_hidden_layers")  # read even where the layers are listed
-    depth = {} if "num_hidden_layers" in own else {"num_hidden_layers": c.size("num_hidden_layers")}
-    layers = _collapsed({**depth, "block": block, **own})
+    stack_fields = stack or {}
+    config.has("num_hidden_layers")  # read even where the layers are listed
+    depth = {} if "num_hidden_layers" in stack_fields else {"num_hidden_layers": config.size("num_hidden_layers")}
+    layers = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
         layers["final_norm"] = final_norm
     table: Table = {
-        "vocab_size": c.size("vocab_size"),
-        "hidden_size": c.size("hidden_size"),
-        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if c.maybe("max_position_embeddings") is not None:
-        table["max_position_embeddings"] = c.size("max_position_embeddings")
-    table |= {"decoder": layers, "head": headed(c, head, score, answers)}
+    if config.maybe("max_position_embeddings") is not None:
+        table["max_position_embeddings"] = config.size("max_position_embeddings")
+    table |= {"decoder": layers, "head": head_table(config, head, score, answers)}
     return {**table, **model}
 
 
-def _collapsed(layers: Table) -> Table:
+def _without_single_variant(layers: Table) -> Table:
     """Removes the variants if all layers are of one kind."""
-    used = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
-    if len(used) != 1 or not used <= set(layers.get("variants", ())):
+    used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
+    if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
-    rest = {k: v for k, v in layers.items() if k not in ("variants", "first_layers", "pattern")}
-    return {**rest, "block": overlaid(layers["block"], layers["variants"][used.pop()])}
+    other_fields = {k: v for k, v in layers.items() if k not in ("variants", "first_layers", "pattern")}
+    return {**other_fields, "block": overlaid(layers["block"], layers["variants"][used_kinds.pop()])}
 
 
-def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
+def encoder(
+    config: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any
+) -> Table:
     """Returns an encoder-only model, or a decoder if the config sets `is_decoder` and `stack` allows it.
 
     The arguments are those of `decoder`.
     """
-    table = {**decoder(c, block, None, head, stack, score, labels(c)), **model}
-    if "is_decoder" in c.defaults and c.flag("is_decoder"):
-        c.must("add_cross_attention", False)
+    table = {**decoder(config, block, None, head, stack, score, labels(config)), **model}
+    if "is_decoder" in config.defaults and config.flag("is_decoder"):
+        config.must("add_cross_attention", False)
         return table
     table["encoder"] = table.pop("decoder")
     return table
@@ -174,13 +180,13 @@ def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | N
 def token_types(types: int, tasks: int | None = None) -> Table:
     """Returns the segment and task embeddings, `{token_types: …}` of a stack, if there are any."""
     table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
-    found = {name: size for name, size in table.items() if size is not None}
-    return {"token_types": found} if found else {}
+    sizes = {name: size for name, size in table.items() if size is not None}
+    return {"token_types": sizes} if sizes else {}
 
 
-def pooler(there: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, `{pooler: …}` of a model, if `there`. scores: number of scores from its output."""
-    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if there else {}
+def pooler(present: bool, scores: int | None = None) -> Table:
+    """Returns BERT's pooler, `{pooler: …}` of a model, if `present`. scores: number of scores from its output."""
+    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if present else {}
 
 
 OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
@@ -192,28 +198,28 @@ OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
 """Class-name suffixes of classifiers other than the sequence classifier."""
 
 
-def of_sequences(c: Config) -> bool:
+def scores_sequences(config: Config) -> bool:
     """Whether the head scores whole sequences.
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
-    return c.head == "classification" and not architecture(c).endswith((OF_TOKENS, OF_ANSWERS))
+    return config.head == "classification" and not architecture(config).endswith((OF_TOKENS, OF_ANSWERS))
 
 
-def architecture(c: Config) -> str:
+def architecture(config: Config) -> str:
     """Returns the name of the class that saved the config; empty if the config has none."""
-    return architecture_of(c.data)
+    return architecture_of(config.data)
 
 
-def labels(c: Config) -> int:
+def labels(config: Config) -> int:
     """Returns the number of classes of a classifier: `num_labels`, else the number of label names, else 2."""
-    named = c.data.get("id2label")
-    if isinstance(named, dict) and named and not c.has("num_labels"):
-        return len(named)
-    return c.size("num_labels") if c.has("num_labels") or "num_labels" in c.defaults else 2
+    label_names = config.data.get("id2label")
+    if isinstance(label_names, dict) and label_names and not config.has("num_labels"):
+        return len(label_names)
+    return config.size("num_labels") if config.has("num_labels") or "num_labels" in config.defaults else 2
 
 
-def headed(c: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
+def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """Returns the head that the config's architecture names.
 
     score: a sequence classifier; default the one of decoders, a score of every token without a bias. A head for token
@@ -221,34 +227,34 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
     answers: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
-    name = architecture(c)
-    if c.head == "none":
+    name = architecture(config)
+    if config.head == "none":
         if "For" in name.replace("Former", "") and name.endswith("Model"):
-            c.notes.append(
+            config.notes.append(
                 f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"
             )
         return {"type": "none"}
-    if c.head == "classification" and not of_sequences(c):
+    if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(c),
+            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(config),
             "over": "token",
         }
-    if c.head == "classification":
-        between = name.endswith((OF_CHOICES, OF_PAIRS))
-        if between and score is None:
-            raise c.wrong(
-                "architectures", name, f"a class of {c.model_type} (--head lm or --head none counts another head)"
+    if config.head == "classification":
+        compares_texts = name.endswith((OF_CHOICES, OF_PAIRS))
+        if compares_texts and score is None:
+            raise config.wrong(
+                "architectures", name, f"a class of {config.model_type} (--head lm or --head none counts another head)"
             )
-        many = labels(c) if not between else 1 if name.endswith(OF_CHOICES) else 2
+        label_count = labels(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
         return {
             "type": "classification",
-            "num_labels": many,
+            "num_labels": label_count,
             **({"over": "token", "bias": False} if score is None else score),
         }
     if name and not name.endswith(tuple(HEAD_ENDINGS)):
-        c.notes.append(
+        config.notes.append(
             f"architectures: the head of {name} is not supported; a language-model head is counted (--head none for "
             "none)"
         )
@@ -256,15 +262,16 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
 
 
 def layer_pattern(names: list[str]) -> Table:
-    """Splits a list of layer kinds, bottom first, into `first_layers` and the shortest `pattern` that repeats after
-    them.
+    """Splits a list of layer kinds, bottom first, into `first_layers` and the shortest `pattern`.
+
+    The pattern repeats after the first layers.
     """
     best: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
-        rest = names[start:]
-        period = _period(rest)
-        if period <= len(rest) // 2 and start + period < len(best[0]) + len(best[1]):
-            best = (names[:start], rest[:period])
+        repeated = names[start:]
+        period = _period(repeated)
+        if period <= len(repeated) // 2 and start + period < len(best[0]) + len(best[1]):
+            best = (names[:start], repeated[:period])
     return {"first_layers": best[0], "pattern": best[1]}
 
 
@@ -272,10 +279,10 @@ def _period(names: list[str]) -> int:
     """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
     border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
-        same = border[i - 1]
-        while same and names[i] != names[same]:
-            same = border[same - 1]
-        border[i] = same + (names[i] == names[same])
+        prefix = border[i - 1]
+        while prefix and names[i] != names[prefix]:
+            prefix = border[prefix - 1]
+        border[i] = prefix + (names[i] == names[prefix])
     return len(names) - border[-1]
 
 
@@ -293,145 +300,161 @@ def every_nth_full(depth: int, n: int) -> list[str]:
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 
-def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
+def listed_kinds(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list.
 
     Raises `InputError` unless the list has one kind per layer, as configuration classes do.
     """
-    given = c.get(field)
-    if given is None:
+    field_value = config.get(field)
+    if field_value is None:
         return default
-    names = [kinds.get(name, "") for name in c.texts(field)]
+    names = [kinds.get(name, "") for name in config.texts(field)]
     if "" in names or len(names) != len(default):
-        raise c.wrong(field, given, f"{len(default)} times {' or '.join(kinds)}" + other_length(names, default))
+        raise config.wrong(
+            field, field_value, f"{len(default)} times {' or '.join(kinds)}" + length_hint(names, default)
+        )
     return names
 
 
-def other_length(given: Sequence[object], expected: Sequence[object]) -> str:
+def length_hint(values: Sequence[object], expected: Sequence[object]) -> str:
     """Returns ` (the list has …)` for the message about a list of another length; empty if the lengths are equal."""
-    return "" if len(given) == len(expected) else f" (the list has {len(given)})"
+    return "" if len(values) == len(expected) else f" (the list has {len(values)})"
 
 
-def check_shared(c: Config, kinds: list[str], shared: int) -> None:
-    """Raises `InputError` if one of the last `num_kv_shared_layers` layers has no earlier layer of its kind to share
-    with.
+def check_shared_layers(config: Config, kinds: list[str], shared_layers: int) -> None:
+    """Raises `InputError` if a layer that shares keys and values has no earlier layer of its kind.
+
+    The last `num_kv_shared_layers` layers share.
     """
-    below = len(kinds) - shared
-    alone = {*kinds[max(below, 0) :]} - {*kinds[: max(below, 0)]}
-    if alone:
-        raise c.wrong("num_kv_shared_layers", shared, f"layers of every kind ({', '.join(sorted(alone))}) below those")
+    first_shared = len(kinds) - shared_layers
+    missing_kinds = {*kinds[max(first_shared, 0) :]} - {*kinds[: max(first_shared, 0)]}
+    if missing_kinds:
+        raise config.wrong(
+            "num_kv_shared_layers",
+            shared_layers,
+            f"layers of every kind ({', '.join(sorted(missing_kinds))}) below those",
+        )
 
 
-def windowed(c: Config, default: list[str], sliding: Table | None = None, full: Table | None = None) -> Table:
-    """Returns the fields of a stack of `full` and `sliding` layers from `layer_types`; empty without a
-    `sliding_window`.
+def sliding_stack(
+    config: Config, default: list[str], sliding: Table | None = None, full_fields: Table | None = None
+) -> Table:
+    """Returns the fields of a stack of `full` and `sliding` layers from `layer_types`.
 
-    sliding, full: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
+    Empty without a `sliding_window`.
+
+    sliding, full_fields: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
-    window, names = c.maybe("sliding_window"), listed(c, "layer_types", FULL_OR_SLIDING, default)
-    if window is None or ("sliding" not in names and not full):
+    window, names = config.maybe("sliding_window"), listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    if window is None or ("sliding" not in names and not full_fields):
         return {}
     kinds: Table = {
-        "full": {"attention": full or {}},
+        "full": {"attention": full_fields or {}},
         "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
     }
     return {"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
 
 
-def seen_both_ways(stack: Table, reach: Callable[[int], int]) -> Table:
+def bidirectional(stack: Table, distance: Callable[[int], int]) -> Table:
     """Returns the stack of an encoder, whose sliding layers attend equally far to both sides.
 
-    reach: function from the config's window to the distance on each side.
+    distance: function from the config's window to the distance on each side.
     """
     variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
         if window is not None:
-            layer["attention"] = {**layer["attention"], "sliding_window": 2 * reach(window) + 1}
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance(window) + 1}
     return {**stack, **({"variants": variants} if variants else {})}
 
 
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
-def dense_or_moe(c: Config, depth: int, first_dense: int) -> list[str]:
-    """Returns `dense` for the first layers, then `moe`; or the kinds that `mlp_layer_types` lists."""
+def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
+    """Returns `dense` for the first layers, then `moe`; or the kinds in `mlp_layer_types`."""
     default = ["dense" if i < first_dense else "moe" for i in range(depth)]
-    return listed(c, "mlp_layer_types", DENSE_OR_MOE, default) if c.has("mlp_layer_types") else default
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default) if config.has("mlp_layer_types") else default
 
 
-def prediction(c: Config) -> Table:
+def prediction(config: Config) -> Table:
     """Returns DeepSeek's multi-token-prediction modules, `{mtp: …}` of a model, if the config has any."""
-    many = c.count("num_nextn_predict_layers") if c.has("num_nextn_predict_layers") else 0
+    module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
     return (
-        {"mtp": {"num_nextn_predict_layers": many, "norm": rmsnorm(c.number("rms_norm_eps"))}}
-        if many and c.head == "lm"
+        {"mtp": {"num_nextn_predict_layers": module_count, "norm": rmsnorm(config.number("rms_norm_eps"))}}
+        if module_count and config.head == "lm"
         else {}
     )
 
 
-def uncounted_prediction(c: Config) -> None:
-    """Adds a remark if the config has MTP modules with a layout other than DeepSeek's."""
+def uncounted_prediction(config: Config) -> None:
+    """Adds a remark if the config has MTP modules with a layout different from DeepSeek's."""
     for name in ("num_nextn_predict_layers", "num_mtp_modules"):
-        if c.has(name) and c.count(name):
-            c.notes.append(f"{name}: the multi-token-prediction modules are not counted")
+        if config.has(name) and config.count(name):
+            config.notes.append(f"{name}: the multi-token-prediction modules are not counted")
 
 
-def crossed(*axes: tuple[list[str], Table]) -> Table:
+def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
     """Returns the fields of a stack whose layers vary along several axes.
 
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    held = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
-    if not held:
+    varying_axes = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
+    if not varying_axes:
         return {}
-    names = ["-".join(parts) for parts in zip(*(names for names, _ in held), strict=True)]
+    names = ["-".join(parts) for parts in zip(*(names for names, _ in varying_axes), strict=True)]
     variants: Table = {}
     for i, name in enumerate(names):
-        variants.setdefault(name, {field: change for axis, kinds in held for field, change in kinds[axis[i]].items()})
+        variants.setdefault(
+            name, {field: change for axis, kinds in varying_axes for field, change in kinds[axis[i]].items()}
+        )
     return {"variants": variants, **layer_pattern(names)}
 
 
-def learned(c: Config, offset: int = 0) -> Table:
+def learned_positions(config: Config, offset: int = 0) -> Table:
     """Returns a learned position embedding. offset: number of rows before position 0."""
     return {
         "type": "learned",
-        "max_position_embeddings": c.size("max_position_embeddings"),
+        "max_position_embeddings": config.size("max_position_embeddings"),
         **({"offset": offset} if offset else {}),
     }
 
 
-def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
-    """Returns the fields of a stack with several kinds of layers, each a whole layer's table; `names` is the kind of
-    each layer.
+def stack_of_kinds(kinds: dict[str, Table], names: list[str]) -> Table:
+    """Returns the fields of a stack with several kinds of layers, each a complete layer's table.
+
+    `names` is the kind of each layer.
 
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used = {name: kinds[name] for name in dict.fromkeys(names)}
-    for block in used.values():
-        if all(overlaid(block, layer) == layer for layer in used.values()):
-            changes = {name: {k: v for k, v in layer.items() if block.get(k) != v} for name, layer in used.items()}
+    used_kinds = {name: kinds[name] for name in dict.fromkeys(names)}
+    for block in used_kinds.values():
+        if all(overlaid(block, layer) == layer for layer in used_kinds.values()):
+            changes = {
+                name: {k: v for k, v in layer.items() if block.get(k) != v} for name, layer in used_kinds.items()
+            }
             return {"block": block, "variants": changes, **layer_pattern(names)}
-    raise AssertionError(f"none of the layers {', '.join(used)} has only what the others have")
+    raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")
 
 
-def laid_out(layers: list[tuple[str, Table]]) -> Table:
-    """Returns the fields of a stack from (name, changed fields) of each layer; layers with equal changes are of one
-    kind.
+def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
+    """Returns the fields of a stack from (name, changed fields) of each layer.
+
+    Layers with equal changes are of one kind.
     """
     names: list[str] = []
     variants: Table = {}
-    found: dict[str, str] = {}  # changed fields as text → name of the kind
+    kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for i, (label, changes) in enumerate(layers):
-        same = found.get(repr(changes))
-        if same is None:
-            same = found[repr(changes)] = label if label not in variants else f"{label}_{i}"
-            variants[same] = changes
+        kind = kind_of_changes.get(repr(changes))
+        if kind is None:
+            kind = kind_of_changes[repr(changes)] = label if label not in variants else f"{label}_{i}"
+            variants[kind] = changes
             if len(variants) > MOST_KINDS:
                 raise InputError(
                     f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
                     "that are more alike"
                 )
-        names.append(same)
+        names.append(kind)
     return {"variants": variants, **layer_pattern(names)}

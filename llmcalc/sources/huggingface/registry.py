@@ -36,29 +36,29 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 
 @cache
 def classes() -> dict[str, list[str]]:
-    """Model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
-    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
-    return found
+    """Returns model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
+    classes_by_type: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
+    return classes_by_type
 
 
 @cache
 def bases() -> dict[str, list[str]]:
-    """Model type → `base_model_prefix` of its classes, where that is not `model`, as the same command lists it."""
-    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
-    return found
+    """Returns model type → `base_model_prefix` of its classes, where that differs from `model`."""
+    prefixes: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
+    return prefixes
 
 
 @cache
 def other_names() -> dict[str, dict[str, str]]:
-    """Model type → `attribute_map` of its configuration class, as the same command lists it."""
-    found: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
-    return found
+    """Returns model type → `attribute_map` of its configuration class."""
+    names_by_type: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
+    return names_by_type
 
 
-def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, where: str) -> Config:
-    """A config as the family reads it. where: as of `Config`."""
+def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
+    """Returns a config as the family reads it. location: `where` of `Config`."""
     aliases = {**other_names().get(kind, {}), **family.aliases}
-    return Config(data, family.defaults, kind, head, where, aliases, family.unread)
+    return Config(data, family.defaults, kind, head, location, aliases, family.unread)
 
 
 def kind_of_class(name: str) -> str:
@@ -67,39 +67,43 @@ def kind_of_class(name: str) -> str:
 
 
 def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns (the config with a model type, remarks); the class name supplies a missing model type.
+    """Returns the config with a model type, and remarks; the class name supplies a missing model type.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    name, given = architecture_of(data), data.get("model_type")
+    name, model_type = architecture_of(data), data.get("model_type")
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
-    if given is None or given == "":
+    if model_type is None or model_type == "":
         return {**data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
         ]
-    if isinstance(given, str) and given != kind and given in family_of(kind).published_as:
+    if isinstance(model_type, str) and model_type != kind and model_type in family_of(kind).published_as:
         return {**data, "model_type": kind}, [
-            f"model_type: '{given}'; read as '{kind}', for architectures names {name}"
+            f"model_type: '{model_type}'; read as '{kind}', for architectures names {name}"
         ]
-    if isinstance(given, str) and usual_name(given) in FILE_OF and _read_otherwise(data, usual_name(given), kind):
+    if (
+        isinstance(model_type, str)
+        and usual_name(model_type) in FILE_OF
+        and _reads_differently(data, usual_name(model_type), kind)
+    ):
         raise InputError(
-            f"architectures: {name} is a class of '{kind}', but model_type says '{given}', and these are two models; "
-            "expected fields that name one"
+            f"architectures: {name} is a class of '{kind}', but model_type says '{model_type}', and these are two "
+            "models; expected fields that name one"
         )
     return data, []
 
 
-def _read_otherwise(data: Mapping[str, Any], said: str, kind: str) -> bool:
-    """Whether a config would be another model if it were read as the model type of its class.
+def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:
+    """Whether the class's model type would read a config as another model than the stated model type does.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    families = (family_of(said), family_of(kind))
-    stands_in = said not in classes() or not families[0].alone
-    if stands_in or FILE_OF[said] == FILE_OF[kind] or any(family.read is None for family in families):
+    families = (family_of(stated_type), family_of(kind))
+    reads_any_class = stated_type not in classes() or not families[0].alone
+    if reads_any_class or FILE_OF[stated_type] == FILE_OF[kind] or any(family.read is None for family in families):
         return False
     try:
         return read_config(data)[0] != read_config({**data, "model_type": kind})[0]
@@ -125,25 +129,29 @@ def family_files() -> list[str]:
     from pkgutil import iter_modules
 
     folder = Path(__file__).with_name("families")
-    lineages = (found.name for found in iter_modules([str(folder)]))
-    return [f"{lineage}.{found.name}" for lineage in lineages for found in iter_modules([str(folder / lineage)])]
+    folder_names = (module.name for module in iter_modules([str(folder)]))
+    return [
+        f"{folder_name}.{module.name}"
+        for folder_name in folder_names
+        for module in iter_modules([str(folder / folder_name)])
+    ]
 
 
 def families_in(file: str) -> Mapping[str, Family]:
-    """Model type → its record, for a file in `families`."""
+    """Returns model type → its record, for a file in `families`."""
     families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
     return families
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type as its class spells it, given with `_` for `-` or as a folder name; else unchanged."""
+    """Returns a model type as its class spells it; the argument may use `_` for `-` or be a folder name."""
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
-def family_of(model_type: str, where: str = "", config: Mapping[str, Any] | None = None) -> Family:
+def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | None = None) -> Family:
     """Returns the record of a model type.
 
-    where: the path to it in the config, for the message.
+    location: the path to it in the config, for the message.
     config: the whole config, for the message; default one with this model type alone.
 
     Raises `InputError`, which lists near names, for an unknown model type.
@@ -151,38 +159,39 @@ def family_of(model_type: str, where: str = "", config: Mapping[str, Any] | None
     if model_type not in FILE_OF:
         _find_new()
     if model_type not in FILE_OF:
-        near = suggest(model_type, model_types())
-        instead = _without_family({"model_type": model_type} if config is None else config)
-        raise InputError(f"{where}model_type: '{model_type}' is not supported.{near} ({instead})")
+        suggestion = suggest(model_type, model_types())
+        alternative = _without_family({"model_type": model_type} if config is None else config)
+        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({alternative})")
     return families_in(FILE_OF[model_type])[model_type]
 
 
 @cache
 def other_classes() -> dict[str, dict[str, list[str]]]:
-    """The model types of `transformers` that are not supported, as listed by `python -m tests.sources.test_classes`.
+    """Returns the model types of `transformers` that llmcalc does not support, with their classes.
 
     Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types
         with a language model of any kind.
     """
-    found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
-    return found
+    types: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("other_classes.json").read_text())
+    return types
 
 
 def is_measurable(config: Mapping[str, Any]) -> bool:
-    """Whether `--measure` finds a class of `transformers` for a config: the one in `architectures`, else a language
-    model of the model type.
+    """Whether `--measure` finds a class of `transformers` for a config.
+
+    It is the class in `architectures`, else a language model of the model type.
     """
-    kind, name, others = usual_name(config["model_type"]), architecture_of(config), other_classes()
-    named = classes().get(kind) or others["classes"].get(kind, [])
-    if name.lower() in {cls.lower() for cls in named}:
+    kind, name, unsupported = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    class_names = classes().get(kind) or unsupported["classes"].get(kind, [])
+    if name.lower() in {cls.lower() for cls in class_names}:
         return True
     if name.endswith("ForCausalLM"):
-        return kind in others["causal"]
-    return not name and kind in others["language"]
+        return kind in unsupported["causal"]
+    return not name and kind in unsupported["language"]
 
 
 def _without_family(config: Mapping[str, Any]) -> str:
-    """Returns what can be done with a config of an unsupported model type, for a message."""
+    """Returns, for a message, what a user can do with a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     if "auto_map" in config:
@@ -191,11 +200,11 @@ def _without_family(config: Mapping[str, Any]) -> str:
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """Returns (the path to the text model's fields, those fields, its model type) of a config or of a wrapper's config.
+    """Returns the path to a config's text model, the text model's fields, and its model type.
 
     Raises `InputError` if the wrapper or the `text_config` is not supported.
     """
-    kind, inner = data.get("model_type"), data.get("text_config")
+    kind, text_config = data.get("model_type"), data.get("text_config")
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
@@ -203,18 +212,22 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     text = family.text
     if text is None:
         return "", data, kind
-    if inner is None:
+    if text_config is None:
         return "", data, text
-    if not isinstance(inner, dict):
-        raise InputError(f"text_config: {shown(inner)}; expected a table of fields")
-    own = inner.get("model_type") or text
-    if not isinstance(own, str):
-        raise InputError(f"text_config.model_type: {shown(own)}; expected the name of a model type")
-    named = {"architectures": data["architectures"]} if "architectures" in data else {}
-    return "text_config.", {**named, **family.filled, **inner, **_tied(family, data)}, usual_name(own)
+    if not isinstance(text_config, dict):
+        raise InputError(f"text_config: {shown(text_config)}; expected a table of fields")
+    text_type = text_config.get("model_type") or text
+    if not isinstance(text_type, str):
+        raise InputError(f"text_config.model_type: {shown(text_type)}; expected the name of a model type")
+    architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
+    return (
+        "text_config.",
+        {**architectures, **family.filled, **text_config, **_tying_field(family, data)},
+        usual_name(text_type),
+    )
 
 
-def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
+def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
@@ -223,42 +236,44 @@ def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
     if family.ties == "never":
         return {"tie_word_embeddings": False}
     names = dict.fromkeys((family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings"))
-    own = next((outer[name] for name in names if outer.get(name) is not None), None)
-    if own is None or family.ties == "text" or (family.ties == "either" and own is False):
+    tying = next((wrapper_config[name] for name in names if wrapper_config.get(name) is not None), None)
+    if tying is None or family.ties == "text" or (family.ties == "either" and tying is False):
         return {}
-    if type(own) is not bool:
-        raise InputError(f"tie_word_embeddings: {shown(own)}; expected true or false")
-    return dict.fromkeys(names, own)
+    if type(tying) is not bool:
+        raise InputError(f"tie_word_embeddings: {shown(tying)}; expected true or false")
+    return dict.fromkeys(names, tying)
 
 
-def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if the wrapper's config does not set the tying and its class's default differs from the text
-    model's.
+def _tying_remark(kind: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """Returns a remark if the wrapper's config does not set the tying and its class's default differs.
+
+    The text model's default counts.
     """
     family = family_of(kind)
     default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
-    told = any(
-        outer.get(name) is not None for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+    is_stated = any(
+        wrapper_config.get(name) is not None
+        for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
         family.text is None
-        or told
+        or is_stated
         or default is None
         or default == tied
         or (family.ties == "either" and tied)
         or model["head"]["type"] != "lm"
     ):
         return []
-    said, other = str(tied).lower(), str(default).lower()
+    tied_text, default_text = str(tied).lower(), str(default).lower()
     return [
-        f"tie_word_embeddings: not given beside text_config; counted as {said}, as the text model has it, where "
-        f"{kind}'s class takes {other}"
+        f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
+        f"{kind}'s class takes {default_text}"
     ]
 
 
-def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
+def _builds_towers(kind: str, wrapper_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; a text model's own class does not."""
-    family, cls = family_of(kind), architecture_of(outer)
+    family, cls = family_of(kind), architecture_of(wrapper_config)
     if family.towers:
         return not cls or cls.startswith(family.towers)
     return family.text is not None and not cls.endswith("ForCausalLM")
@@ -287,7 +302,7 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
     Raises `InputError`, which names the field, its value and the expected value.
     """
     reading = read(data, head)
-    return reading.model, [*reading.notes, *remark([one.path for one in reading.unknown])]
+    return reading.model, [*reading.notes, *remark([field.path for field in reading.unknown])]
 
 
 def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
@@ -296,21 +311,23 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     Raises `InputError`, which names the field, its value and the expected value.
     """
     require_whole(data)
-    outer, (where, data, kind) = data, text_of(data)
-    wrapper, family = usual_name(outer["model_type"]), family_of(kind, where, outer)
+    wrapper_config, (location, data, kind) = data, text_of(data)
+    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
     if family.read is None:
-        raise InputError(f"{where}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = config_of(data, kind, family, head or head_of(outer), where)
+        raise InputError(f"{location}model_type: '{kind}' wraps a text model, but the config has no text_config")
+    config = config_of(data, kind, family, head or head_of(wrapper_config), location)
     model = family.read(config)
-    flat = (family,) if where or wrapper == kind else (family, family_of(wrapper))
-    uncounted = {name: said for record in flat for name, said in record.uncounted.items()}
+    flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
+    uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
     config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
-    left_out = [f"{name}: {said.format(shown(data[name]))}" for name, said in uncounted.items() if data.get(name)]
-    notes = [*config.notes, *left_out, *_doubt(wrapper, outer, model)]
-    if _builds_towers(wrapper, outer):
+    uncounted_notes = [
+        f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
+    ]
+    notes = [*config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
-        towers, said = read_towers(wrapper, family_of(wrapper).tower_file, outer, model["hidden_size"])
+        towers, tower_notes = read_towers(wrapper, family_of(wrapper).tower_file, wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
-        notes += said
+        notes += tower_notes
     return Reading(model, notes, kind, config.unknown, config.from_defaults)

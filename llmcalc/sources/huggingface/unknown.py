@@ -1,4 +1,4 @@
-"""Handles config fields that a family does not know: a misspelling or a size is an error, any other field a remark."""
+"""Handles unknown config fields: a misspelling or a size is an error, any other field a remark."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SIZED_THINGS = frozenset(
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a field's name without the counting words."""
+    """Returns the words of a field's name, without those that mean a count."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 
 class Unknown(NamedTuple):
-    """A field that was never read.
+    """A config field that was never read.
 
     path: its name, with the path from the top of the file.
     value: its value in the config.
@@ -42,29 +42,29 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether it is a size of the architecture.
+        """Whether the field is a size of the architecture.
 
         That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
         (`layer_types`).
         """
-        words = self.path.rpartition(".")[2].lower().split("_")
-        if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
+        parts = self.path.rpartition(".")[2].lower().split("_")
+        if parts[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(kind) for kind in self.value}) > 1
-        named = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
-        return named and type(self.value) is int and self.value > 0
+        names_a_size = bool({"num", "n", "size", "dim"} & {parts[0], parts[-1]}) or parts[-1] in SIZED_THINGS
+        return names_a_size and type(self.value) is int and self.value > 0
 
 
 def require_known(unknown: Sequence[Unknown], model_type: str) -> None:
-    """Raises `InputError`, which names all of them, for misspelt fields and for unknown sizes."""
-    wrong = [
-        f"{one.path} (did you mean {one.meant}?)" if one.meant else f"{one.path} = {shown(one.value)}"
-        for one in unknown
-        if not one.restates and (one.meant or one.is_size)
+    """Raises `InputError` for misspelt fields and for unknown sizes; the message names all of them."""
+    problems = [
+        f"{field.path} (did you mean {field.meant}?)" if field.meant else f"{field.path} = {shown(field.value)}"
+        for field in unknown
+        if not field.restates and (field.meant or field.is_size)
     ]
-    if wrong:
-        fields = "unknown field" if len(wrong) == 1 else "unknown fields"
+    if problems:
+        noun = "unknown field" if len(problems) == 1 else "unknown fields"
         raise InputError(
-            f"{', '.join(wrong)}: {fields} of a {model_type} config; expected the name corrected or the field removed "
+            f"{', '.join(problems)}: {noun} of a {model_type} config; expected the name corrected or the field removed "
             f"({ALLOW} ignores it)"
         )
 
@@ -76,5 +76,5 @@ def remark(paths: Sequence[str]) -> list[str]:
 
 def remark_on_defaults(sizes: dict[str, int]) -> list[str]:
     """Returns a remark on sizes that the config leaves to its class; empty if there are none."""
-    said = ", ".join(f"{path} = {size:,}" for path, size in sizes.items())
-    return [f"sizes that the config does not give, taken from its class's defaults: {said}"] if sizes else []
+    listed_sizes = ", ".join(f"{path} = {size:,}" for path, size in sizes.items())
+    return [f"sizes that the config does not give, taken from its class's defaults: {listed_sizes}"] if sizes else []

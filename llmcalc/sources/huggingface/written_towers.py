@@ -28,7 +28,7 @@ def _layers(tower: Any) -> Table:
     return {**sizes, "num_attention_heads": block.attention.num_attention_heads, "patch_size": tower.patches.patch_size}
 
 
-def _side(tower: Any) -> int:
+def _patches_per_side(tower: Any) -> int:
     """Returns the number of patches along one side of the image that the position embedding is for."""
     return isqrt(tower.positions.rows)
 
@@ -36,14 +36,14 @@ def _side(tower: Any) -> int:
 def _siglip(tower: Any) -> Table:
     block, shape = (
         tower.stack.block,
-        {"num_channels": tower.patches.num_channels, "image_size": _side(tower) * tower.patches.patch_size},
+        {"num_channels": tower.patches.num_channels, "image_size": _patches_per_side(tower) * tower.patches.patch_size},
     )
-    form = {
+    layer_fields = {
         "vision_use_head": tower.pooling is not None,
         "hidden_act": _name_of(block.feed_forward.hidden_act),
         "layer_norm_eps": block.norm.eps,
     }
-    return {"model_type": "siglip_vision_model", **_layers(tower), **shape, **form}
+    return {"model_type": "siglip_vision_model", **_layers(tower), **shape, **layer_fields}
 
 
 def paligemma_sections(towers: Towers) -> Table:
@@ -56,7 +56,7 @@ def paligemma_sections(towers: Towers) -> Table:
 def gemma3_sections(towers: Towers) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {"mm_tokens_per_image": (_side(tower) // merge) ** 2, "vision_config": _siglip(tower)}
+    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip(tower)}
 
 
 def gemma4_sections(towers: Towers) -> Table:
@@ -76,9 +76,9 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
         "head_dim": block.attention.head_dim,
     }
     context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
-    held = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
-    form = {"hidden_activation": _name_of(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
-    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **context, **held, **form}
+    flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
+    layer_fields = {"hidden_activation": _name_of(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
+    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **context, **flags, **layer_fields}
 
 
 def _gemma4_audio(tower: Any) -> Table:
@@ -92,10 +92,10 @@ def _gemma4_audio(tower: Any) -> Table:
         "attention_context_right": tower.attention.context_right,
     }
     convolutions = {
-        "subsampling_conv_channels": [one.channels for one in tower.subsampling.convolutions],
+        "subsampling_conv_channels": [convolution.channels for convolution in tower.subsampling.convolutions],
         "conv_kernel_size": tower.convolution.kernel_size,
     }
-    form = {
+    layer_fields = {
         "hidden_act": _name_of(tower.convolution.hidden_act),
         "rms_norm_eps": tower.norm.eps,
         "use_clipped_linears": tower.clamps > 0,
@@ -106,5 +106,5 @@ def _gemma4_audio(tower: Any) -> Table:
         **windows,
         **convolutions,
         "output_proj_dims": tower.output_size,
-        **form,
+        **layer_fields,
     }

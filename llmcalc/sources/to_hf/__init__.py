@@ -39,46 +39,46 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
-    facts, ours = Facts(spec, FIELDS), canonical(spec)
+    facts, spec_values = Facts(spec, FIELDS), canonical(spec)
     nearest: tuple[tuple[int, int], str, Difference] | None = None
     for kind, family in _families(facts):
         for name in class_names(kind, spec):
-            config = wrapped(_proposed(kind, family, name, facts), spec)
-            theirs = _read_back(config)
-            if theirs is None:
+            config = wrapped(_candidate_config(kind, family, name, facts), spec)
+            config_spec = _read_back(config)
+            if config_spec is None:
                 continue
-            found = sorted(differences(ours, canonical(theirs)), key=_of_a_tower)
-            if not found:
+            mismatches = sorted(differences(spec_values, canonical(config_spec)), key=_is_in_tower)
+            if not mismatches:
                 return config
-            far = (
-                sum(weight(one) for one in found if not _of_a_tower(one)),
-                sum(weight(one) for one in found if _of_a_tower(one)),
+            distance = (
+                sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
+                sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
             )
-            if nearest is None or far < nearest[0]:
-                nearest = far, config["architectures"][0], found[0]
-    raise InputError("no transformers class is known here that computes this architecture" + _said(nearest))
+            if nearest is None or distance < nearest[0]:
+                nearest = distance, config["architectures"][0], mismatches[0]
+    raise InputError("no transformers class is known here that computes this architecture" + _nearest_text(nearest))
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a class, the likely ones first."""
-    others: list[tuple[str, Family]] = []
+    unlikely: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
         if family.read is None or family.like is not None or not family.alone:
             continue
-        if _likely(family, facts):
+        if _is_likely(family, facts):
             yield kind, family
         else:
-            others.append((kind, family))
-    yield from others
+            unlikely.append((kind, family))
+    yield from unlikely
 
 
-def _likely(family: Family, facts: Facts) -> bool:
+def _is_likely(family: Family, facts: Facts) -> bool:
     """Whether the family's default activation is the spec's, and both have experts or both have none."""
     names = [USUAL.get(name, name) for name in family.defaults]
-    own = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
+    default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
     return ("num_experts" in names) == bool(facts.with_experts()) and (
-        not own or ACTIVATIONS.get(own[0], own[0]) == _activation(facts)
+        not default_activations or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation(facts)
     )
 
 
@@ -90,12 +90,12 @@ def _activation(facts: Facts) -> str | None:
     return ACTIVATIONS.get(act, act)
 
 
-def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
+def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
     _fill(config, family, facts, [*family.defaults, *family.writes])
-    asked = _asked(family, config)
-    _fill(config, family, facts, [field for field in ALSO if field in asked])
+    read_fields = _fields_read(family, config)
+    _fill(config, family, facts, [field for field in ALSO if field in read_fields])
     return config
 
 
@@ -113,7 +113,7 @@ def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names stand for one activation; the class's own name is then kept."""
+    """Whether two names mean the same activation; the class's own name is then kept."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -122,13 +122,13 @@ def _same_activation(value: Any, default: Any) -> bool:
 
 
 def _value(family: Family, field: str, facts: Facts) -> Any:
-    """Returns a field's value: by the family's own rule, by another name of the field, or by its name in the spec."""
-    usual = {other: name for name, other in family.aliases.items()}.get(field, field)
-    names = (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
-    own = next((family.writes[name] for name in names if name in family.writes), None)
-    if callable(own):
-        return own(facts)
-    for name in (own, *names):
+    """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
+    usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
+    names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
+    rule = next((family.writes[name] for name in names if name in family.writes), None)
+    if callable(rule):
+        return rule(facts)
+    for name in (rule, *names):
         if name in FIELDS:
             return facts.usual(name)
     for name in names[:-1]:
@@ -139,35 +139,35 @@ def _value(family: Family, field: str, facts: Facts) -> Any:
     return facts.named(names[-1])
 
 
-def _asked(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every field that the family's reader reads from a config, as far as the reader gets."""
+def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
+    """Returns every field that the family's reader reads from a config before it succeeds or fails."""
     kind, head = config["model_type"], head_of(config)
-    read = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
+    reading = Config(config, family.defaults, kind, head, "", family.aliases, family.unread)
     assert family.read is not None
     with suppress(InputError):
-        family.read(read)
-    return read.asked
+        family.read(reading)
+    return reading.fields_read
 
 
 def _read_back(config: dict[str, Any]) -> ModelSpec | None:
-    """Returns the spec that a config is read as; None if it is rejected."""
+    """Reads a config back as a spec; None if it is rejected."""
     try:
         return ModelSpec.model_validate(read_config(config)[0])
     except (InputError, ValidationError):
         return None
 
 
-def _of_a_tower(difference: Difference) -> bool:
+def _is_in_tower(difference: Difference) -> bool:
     """Whether a difference is in a vision or audio encoder; differences of the text model are reported first."""
     return difference[0].startswith("towers")
 
 
-def _said(nearest: tuple[tuple[int, int], str, Difference] | None) -> str:
+def _nearest_text(nearest: tuple[tuple[int, int], str, Difference] | None) -> str:
     if nearest is None:
         return ""
-    _, name, (where, ours, theirs) = nearest
-    without = " (--set towers={} leaves towers out)" if where.startswith("towers") else ""
-    return f"; nearest is {name}, which has {_shown(theirs)} where {where} is {_shown(ours)}{without}"
+    _, name, (path, spec_value, class_value) = nearest
+    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
+    return f"; nearest is {name}, which has {_shown(class_value)} where {path} is {_shown(spec_value)}{hint}"
 
 
 def _shown(value: Any) -> str:

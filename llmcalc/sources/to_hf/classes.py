@@ -19,37 +19,37 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 
 def class_names(kind: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type that have the head of this spec, the likeliest first."""
-    named = classes().get(kind, [])
-    return [name for ending in _endings(named, spec) for name in _ending_with(named, ending)]
+    names = classes().get(kind, [])
+    return [name for ending in _endings(names, spec) for name in _ending_with(names, ending)]
 
 
-def wrapper_names(kind: str, bare: bool) -> list[str]:
+def wrapper_names(kind: str, without_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with its text model's head or without."""
-    named = classes().get(kind, [])
-    return _ending_with(named, "Model") if bare else _ending_with(named, CONDITIONAL)
+    names = classes().get(kind, [])
+    return _ending_with(names, "Model") if without_head else _ending_with(names, CONDITIONAL)
 
 
-def _ending_with(named: list[str], ending: str | tuple[str, ...]) -> list[str]:
-    return [name for name in named if name.endswith(ending)]
+def _ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
+    return [name for name in names if name.endswith(ending)]
 
 
-def _endings(named: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
+def _endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
-        return [_lm_classes(named, spec)]
-    encoders = tuple(_ending_with(named, "EncoderModel"))
+        return [_lm_classes(names, spec)]
+    encoders = tuple(_ending_with(names, "EncoderModel"))
     if spec.kind == "encoder" and encoders:
         return [encoders]
-    return [tuple(name for name in named if head_of({"architectures": [name]}) == "none" and name not in encoders)]
+    return [tuple(name for name in names if head_of({"architectures": [name]}) == "none" and name not in encoders)]
 
 
-def _lm_classes(named: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
+def _lm_classes(names: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
-    if spec.kind == "encoder" and _ending_with(named, "ForMaskedLM"):
-        return "ForPreTraining" if _ending_with(named, "ForPreTraining") and spec.pooler is not None else "ForMaskedLM"
-    if spec.kind == "encoder" and _ending_with(named, CONDITIONAL):
+    if spec.kind == "encoder" and _ending_with(names, "ForMaskedLM"):
+        return "ForPreTraining" if _ending_with(names, "ForPreTraining") and spec.pooler is not None else "ForMaskedLM"
+    if spec.kind == "encoder" and _ending_with(names, CONDITIONAL):
         return ()
     return CAUSAL

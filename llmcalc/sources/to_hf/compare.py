@@ -33,49 +33,49 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
         for name in ModelSpec.model_fields
         if name not in ("encoder", "decoder", "max_position_embeddings", "mtp")
     }
-    table = {name: _plain(value, spec.hidden_size) for name, value in table.items()}
+    table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
     for side, stack in spec.stacks():
         table[side] = _stack(stack, stack.hidden_size or spec.hidden_size)
     return {**table, "mtp": _prediction(spec, spec.mtp)}
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
-    """Yields (path, one value, the other) for every difference; equal differences in several layers are reported once.
+def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
+    """Yields (path, left value, right value) for every difference; equal ones in several layers are reported once.
 
     The lowest layer is named.
     """
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name in dict.fromkeys((*ours, *theirs)):
-            yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
+    if isinstance(left, dict) and isinstance(right, dict):
+        for name in dict.fromkeys((*left, *right)):
+            yield from differences(left.get(name), right.get(name), f"{path}.{name}" if path else name)
     elif (
-        isinstance(ours, list)
-        and isinstance(theirs, list)
-        and len(ours) == len(theirs)
-        and any(isinstance(one, dict) for one in ours)
+        isinstance(left, list)
+        and isinstance(right, list)
+        and len(left) == len(right)
+        and any(isinstance(item, dict) for item in left)
     ):
-        seen: list[tuple[Any, Any]] = []
-        for i, pair in enumerate(zip(ours, theirs, strict=True)):
-            if pair not in seen:  # layers of one kind share one table
-                seen.append(pair)
+        reported: list[tuple[Any, Any]] = []
+        for i, pair in enumerate(zip(left, right, strict=True)):
+            if pair not in reported:  # layers of one kind share one table
+                reported.append(pair)
                 yield from differences(*pair, f"{path}.{i}")
-    elif ours != theirs:
-        yield path, ours, theirs
+    elif left != right:
+        yield path, left, right
 
 
 def weight(difference: Difference) -> int:
-    """Returns the number of values in a difference: a part that only one side has counts with all its fields."""
+    """Returns the size of a difference in values: a part that only one spec has counts with all its fields."""
     return max(_values(difference[1]), _values(difference[2]))
 
 
 def _values(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_values, inner))
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_values, children))
 
 
 def _stack(stack: Stack, width: int) -> dict[str, Any]:
-    """Returns one table per layer, and the index of the layer whose parameters it uses."""
+    """Returns a table per layer, with the index of the layer whose parameters the layer uses."""
     names = stack.layer_names()
-    layers = {name: _plain(stack.layer(name), width) for name in dict.fromkeys(names)}
+    layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(names)}
     fields = (
         name
         for name in Stack.model_fields
@@ -84,10 +84,10 @@ def _stack(stack: Stack, width: int) -> dict[str, Any]:
     table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{name: _plain(getattr(stack, name), width) for name in fields},
+        **{name: _plain_values(getattr(stack, name), width) for name in fields},
     }
-    first = {name: names.index(name) for name in layers}
-    owners = [first[name] if name in stack.shared_layers else i for i, name in enumerate(names)]
+    first_index = {name: names.index(name) for name in layers}
+    owners = [first_index[name] if name in stack.shared_layers else i for i, name in enumerate(names)]
     return {**table, "shared_layers": owners, "layers": [layers[name] for name in names]}
 
 
@@ -97,19 +97,21 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
     return {
         "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
         "repeated": mtp.repeated,
-        "layer": _plain(mtp.block_in(spec.main), spec.hidden_size),
+        "layer": _plain_values(mtp.block_in(spec.main), spec.hidden_size),
     }
 
 
-def _plain(value: Any, width: int) -> Any:
-    """Returns a part as a table and a tuple as a list. width: of the residual, which determines a head size that is not
-    given.
-    """
+def _plain_values(value: Any, width: int) -> Any:
+    """Converts parts to tables and tuples to lists. width: of the residual, for a default head size."""
     if isinstance(value, Stack):
         return _stack(value, width)
     if isinstance(value, Part):
         width = getattr(value, "hidden_size", None) or width  # vision and audio encoders have their own width
-        table = {name: _plain(getattr(value, name), width) for name in type(value).model_fields if name not in NUMERICS}
+        table = {
+            name: _plain_values(getattr(value, name), width)
+            for name in type(value).model_fields
+            if name not in NUMERICS
+        }
         if isinstance(value, Norm):
             table["bias"] = value.has_bias
         if isinstance(value, Attention):
@@ -119,7 +121,7 @@ def _plain(value: Any, width: int) -> Any:
                 table["position"] = {"type": "rope", "rotary_dim": value.position.rotary_size(table["head_dim"])}
         return table
     if isinstance(value, dict):
-        return {name: _plain(one, width) for name, one in value.items()}
+        return {name: _plain_values(item, width) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one, width) for one in value]
+        return [_plain_values(item, width) for item in value]
     return value

@@ -26,7 +26,7 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class Facts:
-    """The facts of one spec. Reading a field from a part that the spec does not have raises `Absent`.
+    """The values of one spec for config fields. A field of a part that the spec does not have raises `Absent`.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -55,34 +55,34 @@ class Facts:
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
-            parts += [stack, *(part for layer in layers.values() for part in _within(layer))]
+            parts += [stack, *(part for layer in layers.values() for part in _parts_inside(layer))]
             parts += [
                 part
                 for name in type(stack).model_fields
                 if name not in ("block", "variants")
-                for part in _within(getattr(stack, name))
+                for part in _parts_inside(getattr(stack, name))
             ]
-        return [*parts, *_within(self.spec.head), *_within(self.spec.mtp)]
+        return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """Field name → its first value that is not None in any part; None if every part leaves it unset."""
-        found: dict[str, Any] = {}
+        """Maps field name → its first value that is not None in any part; None if every part leaves it unset."""
+        values: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
-                if found.get(name) is None:
-                    found[name] = getattr(part, name)
-        return found
+                if values.get(name) is None:
+                    values[name] = getattr(part, name)
+        return values
 
     def named(self, name: str) -> Any:
-        """Returns the first value of this field in any part that is not None; None if every part leaves it unset."""
+        """Returns the first value of a field that is not None in any part; None if every part leaves it unset."""
         if name not in self._values:
             raise Absent
         return self._values[name]
 
-    def find(self, cls: type[Any], *, where: Any = lambda part: True) -> Any:
-        """Returns the first part of a class."""
-        return present(next((part for part in self.parts if isinstance(part, cls) and where(part)), None))
+    def find(self, cls: type[Any], *, condition: Any = lambda part: True) -> Any:
+        """Returns the first part of a class that meets the condition."""
+        return present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
 
     def typed(self, *types: str) -> Any:
         """Returns the first part whose `type` is one of these."""
@@ -96,10 +96,10 @@ class Facts:
     def full(self) -> Attention:
         """The first attention without a window, else the first attention."""
         try:
-            found: Attention = self.find(Attention, where=lambda part: part.sliding_window is None)
+            attention: Attention = self.find(Attention, condition=lambda part: part.sliding_window is None)
         except Absent:
-            found = self.find(Attention)
-        return found
+            attention = self.find(Attention)
+        return attention
 
     @property
     def sliding(self) -> Any:
@@ -117,7 +117,7 @@ class Facts:
 
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
-        """The position encoding of each layer's attention scores."""
+        """The position encoding of each layer's attention."""
         return [mixer.score_position() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
@@ -126,13 +126,13 @@ class Facts:
 
     @property
     def mla(self) -> MLA:
-        found: MLA = self.find(MLA)
-        return found
+        mixer: MLA = self.find(MLA)
+        return mixer
 
     @property
     def moe(self) -> MoE:
-        found: MoE = self.find(MoE)
-        return found
+        network: MoE = self.find(MoE)
+        return network
 
     @property
     def dense(self) -> FeedForward:
@@ -153,15 +153,15 @@ class Facts:
 
     @property
     def shared(self) -> FeedForward:
-        found: FeedForward = present(self.moe.shared_expert)
-        return found
+        network: FeedForward = present(self.moe.shared_expert)
+        return network
 
     @property
     def position(self) -> Rope:
-        """The rotary positions, of a layer without a window if there are both."""
+        """The rotary positions; those of a layer without a window if there are both."""
         placed = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
-        found: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
-        return found
+        rope: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
+        return rope
 
     @property
     def window(self) -> int | None:
@@ -171,9 +171,9 @@ class Facts:
     def head_dim(self) -> int:
         """The size of a query head, of the first layer if layers differ."""
         mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
-        given: int | None = getattr(mixer, "head_dim", None)
+        head_dim: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
-        return width if given is None else given
+        return width if head_dim is None else head_dim
 
     @property
     def rotary_size(self) -> int:
@@ -192,9 +192,9 @@ class Facts:
         """The number of layers below the first layer with experts."""
         return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
 
-    def kinds(self, **words: str) -> list[str]:
-        """Returns the kind of each layer as in `layer_types`. words: the names of a family with its own words."""
-        return [words.get(kind, kind) for kind in self._kinds]
+    def kinds(self, **family_words: str) -> list[str]:
+        """Returns the kind of each layer as in `layer_types`. family_words: the names that a family uses instead."""
+        return [family_words.get(kind, kind) for kind in self._kinds]
 
     @cached_property
     def _kinds(self) -> list[str]:
@@ -216,9 +216,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if windowed else "full_attention"
 
 
-def _within(value: Any) -> Iterator[Part]:
+def _parts_inside(value: Any) -> Iterator[Part]:
     """Yields a part and all parts inside it."""
     if isinstance(value, Part):
         yield value
         for name in type(value).model_fields:
-            yield from _within(getattr(value, name))
+            yield from _parts_inside(getattr(value, name))

@@ -21,105 +21,107 @@ from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .facts import Facts
 
 
-def _positions(s: Facts) -> int:
-    """Rows of the position embedding, or the context length."""
-    if isinstance(s.first.position, Learned):
-        return s.first.position.max_position_embeddings
-    found: int = present(s.spec.max_position_embeddings)
-    return found
+def _positions(facts: Facts) -> int:
+    """Returns the rows of the position embedding, or the context length."""
+    if isinstance(facts.first.position, Learned):
+        return facts.first.position.max_position_embeddings
+    positions: int = present(facts.spec.max_position_embeddings)
+    return positions
 
 
-def _act(s: Facts) -> str:
+def _act(facts: Facts) -> str:
     try:
-        act = s.network.hidden_act
+        act = facts.network.hidden_act
     except Absent:
-        act = s.named("hidden_act")
+        act = facts.named("hidden_act")
     return WRITTEN_ACTIVATIONS.get(act, act)
 
 
-def _kv_heads(s: Facts) -> int:
-    """Number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = s.find(Attention) if any(isinstance(m, Attention) for m in s.mixers) else None
-    many = (
-        s.named("num_key_value_heads")
-        if mixer is None and not _latent(s)
+def _kv_heads(facts: Facts) -> int:
+    """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
+    mixer = facts.find(Attention) if any(isinstance(m, Attention) for m in facts.mixers) else None
+    kv_heads = (
+        facts.named("num_key_value_heads")
+        if mixer is None and not _latent(facts)
         else getattr(mixer, "num_key_value_heads", None)
     )
-    heads: int = many or s.named("num_attention_heads")
+    heads: int = kv_heads or facts.named("num_attention_heads")
     return heads
 
 
-def _latent(s: Facts) -> bool:
-    return any(getattr(mixer, "type", "") == "mla" for mixer in s.mixers)
+def _latent(facts: Facts) -> bool:
+    return any(getattr(mixer, "type", "") == "mla" for mixer in facts.mixers)
 
 
-def _attention_bias(s: Facts) -> bool:
-    for mixer in s.mixers:
+def _attention_bias(facts: Facts) -> bool:
+    for mixer in facts.mixers:
         for name in ("q_bias", "attention_bias"):
             if hasattr(mixer, name):
                 return bool(getattr(mixer, name))
     raise Absent
 
 
-def _mlp_bias(s: Facts) -> bool:
-    """Bias of the dense FFN; without one, of the shared expert; without one, of the experts."""
+def _mlp_bias(facts: Facts) -> bool:
+    """Returns the bias of the dense FFN, else of the shared expert, else of the experts."""
     with suppress(Absent):
-        return s.dense.up_bias
+        return facts.dense.up_bias
     with suppress(Absent):
-        return s.shared.up_bias
-    return s.network.up_bias
+        return facts.shared.up_bias
+    return facts.network.up_bias
 
 
-def _experts(s: Facts) -> int:
-    return s.moe.num_experts if any(isinstance(n, MoE) for n in s.networks) else 0
+def _experts(facts: Facts) -> int:
+    return facts.moe.num_experts if any(isinstance(n, MoE) for n in facts.networks) else 0
 
 
-def _shared_width(s: Facts) -> int:
-    return 0 if s.moe.shared_expert is None else s.moe.shared_expert.intermediate_size
+def _shared_width(facts: Facts) -> int:
+    return 0 if facts.moe.shared_expert is None else facts.moe.shared_expert.intermediate_size
 
 
-def _shared_experts(s: Facts) -> int | None:
-    """Width of the shared expert as a multiple of a routed expert's width."""
-    many, rest = divmod(_shared_width(s), s.moe.expert.intermediate_size)
-    if rest:
+def _shared_experts(facts: Facts) -> int | None:
+    """Returns the width of the shared expert as a multiple of a routed expert's width."""
+    count, remainder = divmod(_shared_width(facts), facts.moe.expert.intermediate_size)
+    if remainder:
         raise Absent
-    return many
+    return count
 
 
-def _identities(s: Facts) -> int:
-    return 0 if s.moe.identity_experts is None else s.moe.identity_experts.zero_expert_num
+def _identities(facts: Facts) -> int:
+    return 0 if facts.moe.identity_experts is None else facts.moe.identity_experts.zero_expert_num
 
 
-def _labels(s: Facts) -> int:
-    if isinstance(s.spec.head, Classifier):
-        return s.spec.head.num_labels
-    found: int = present(present(s.spec.pooler).num_labels)
-    return found
+def _labels(facts: Facts) -> int:
+    if isinstance(facts.spec.head, Classifier):
+        return facts.spec.head.num_labels
+    labels: int = present(present(facts.spec.pooler).num_labels)
+    return labels
 
 
-def _latest(s: Facts) -> int | None:
-    """Number of layers below the first layer with a window."""
-    return next((i for i, window in enumerate(s.windows) if window is not None), len(s.layers))
+def _latest(facts: Facts) -> int | None:
+    """Returns the number of layers below the first layer with a window."""
+    return next((i for i, window in enumerate(facts.windows) if window is not None), len(facts.layers))
 
 
-def _bidirectional(s: Facts) -> bool:
-    if s.spec.kind == "decoder":
+def _bidirectional(facts: Facts) -> bool:
+    if facts.spec.kind == "decoder":
         raise Absent
     return True
 
 
-def _prediction(s: Facts) -> int:
-    found: int = present(s.spec.mtp).num_nextn_predict_layers
-    return found
+def _prediction(facts: Facts) -> int:
+    modules: int = present(facts.spec.mtp).num_nextn_predict_layers
+    return modules
 
 
-def _theta(s: Facts) -> float:
-    return s.position.rope_theta
+def _theta(facts: Facts) -> float:
+    return facts.position.rope_theta
 
 
-def _buckets(s: Facts) -> RelativeBias:
-    found: RelativeBias = s.typed("relative_bias") if s.first.relative_bias is None else s.first.relative_bias
-    return found
+def _buckets(facts: Facts) -> RelativeBias:
+    bias: RelativeBias = (
+        facts.typed("relative_bias") if facts.first.relative_bias is None else facts.first.relative_bias
+    )
+    return bias
 
 
 FIELDS: dict[str, Callable[[Facts], Any]] = {

@@ -16,8 +16,9 @@ Table: TypeAlias = dict[str, Any]
 
 
 def wrapped(config: Table, spec: ModelSpec) -> Table:
-    """Returns the config of the wrapper that has the spec's vision and audio encoders, with `config` as its text
-    config.
+    """Returns the config of the wrapper that has the spec's vision and audio encoders.
+
+    `config` is its text config.
 
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
@@ -29,10 +30,10 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
         sections = write(spec.towers)
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
-    bare = config["architectures"][0].endswith("Model")
+    without_head = config["architectures"][0].endswith("Model")
     text = {k: v for k, v in config.items() if k != "architectures"}
-    about = {"model_type": kind, "architectures": wrapper_names(kind, bare)[:1]}
-    return {**about, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text, **sections}
+    class_fields = {"model_type": kind, "architectures": wrapper_names(kind, without_head)[:1]}
+    return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text, **sections}
 
 
 def _wrapper_of(text: str) -> str:

@@ -30,58 +30,60 @@ def sections_of(kind: str, file: str) -> Mapping[str, Section]:
     return wrappers[kind]
 
 
-def read_towers(kind: str, file: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
-    """Returns (the `towers` table of a description, remarks) of a wrapper.
+def read_towers(kind: str, file: str, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
+    """Returns the `towers` table of a wrapper's description, and remarks.
 
     kind: the wrapper's model type.
     width: width of the text model.
     """
-    known, towers, notes = sections_of(kind, file), Table(), list[str]()
+    supported, towers, notes = sections_of(kind, file), Table(), list[str]()
     for name in SECTIONS:
-        given = outer.get(name)
-        if name not in known:
-            if isinstance(given, dict):
-                what = given.get("model_type") or name.removesuffix("_config")
-                notes.append(f"its encoder is not counted: {name}: '{what}' is not supported")
+        section = wrapper.get(name)
+        if name not in supported:
+            if isinstance(section, dict):
+                encoder_type = section.get("model_type") or name.removesuffix("_config")
+                notes.append(f"its encoder is not counted: {name}: '{encoder_type}' is not supported")
             continue
-        if given is None and known[name].built is None:
+        if section is None and supported[name].built is None:
             continue
-        if given is None:
+        if section is None:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
-            tables, said = _read(kind, outer, name, known[name], width)
+            tables, remarks = _read_section(kind, wrapper, name, supported[name], width)
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
         else:
             towers |= tables
-            notes += said
-    if known and not towers and not notes and not any(name in outer for name in known):
-        notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(known)}")
+            notes += remarks
+    if supported and not towers and not notes and not any(name in wrapper for name in supported):
+        notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported)}")
     return towers, notes
 
 
-def _read(kind: str, outer: Mapping[str, Any], name: str, section: Section, width: int) -> tuple[Table, list[str]]:
+def _read_section(
+    kind: str, wrapper: Mapping[str, Any], name: str, section: Section, width: int
+) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
-    given = section.built if outer.get(name) is None else outer[name]
-    if not isinstance(given, dict):
-        raise InputError(f"{name}: {type(given).__name__}; expected a table of fields")
-    own = given.get("model_type", next(iter(section.kinds)))
-    if not isinstance(own, str) or own not in section.kinds:
-        raise InputError(f"{name}.model_type: {own!r}; expected one of {', '.join(section.kinds)}")
-    config = Config(given, section.kinds[own], own, where=f"{name}.")
-    tables = section.read(Config(outer, section.above, kind), config, width)
+    fields = section.built if wrapper.get(name) is None else wrapper[name]
+    if not isinstance(fields, dict):
+        raise InputError(f"{name}: {type(fields).__name__}; expected a table of fields")
+    model_type = fields.get("model_type", next(iter(section.kinds)))
+    if not isinstance(model_type, str) or model_type not in section.kinds:
+        raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.kinds)}")
+    config = Config(fields, section.kinds[model_type], model_type, where=f"{name}.")
+    tables = section.read(Config(wrapper, section.above, kind), config, width)
     for tower, table in tables.items():
         try:
             TypeAdapter(Tower).validate_python(table)
         except ValidationError as error:
-            raise InputError(f"{name}: {tower}: {_innermost(error)}") from None
+            raise InputError(f"{name}: {tower}: {_innermost_message(error)}") from None
     config.close(IGNORED | section.ignored)
-    return tables, [*config.notes, *remark([one.path for one in config.unknown])]
+    return tables, [*config.notes, *remark([field.path for field in config.unknown])]
 
 
-def _innermost(error: ValidationError) -> str:
-    """Returns the error of the innermost part."""
-    found = error.errors()[0]
-    while isinstance(inner := found.get("ctx", {}).get("error"), PartError):
-        found = inner.error.errors()[0]
-    return str(found["msg"]).removeprefix("Value error, ")
+def _innermost_message(error: ValidationError) -> str:
+    """Returns the message of the innermost part's error."""
+    detail = error.errors()[0]
+    while isinstance(cause := detail.get("ctx", {}).get("error"), PartError):
+        detail = cause.error.errors()[0]
+    return str(detail["msg"]).removeprefix("Value error, ")

@@ -10,95 +10,106 @@ from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import Section, biased, projector, side, vit
 
 
-def _whisper(c: Config, width: str, depth: str, heads: str, inner: str) -> Table:
-    """Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, h, many, rows = layernorm(), c.size(width), c.size(heads), c.size("max_source_positions")
+def _whisper(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
+    """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
+    norm, h, head_count, rows = layernorm(), config.size(width), config.size(heads), config.size("max_source_positions")
     mixer = {
-        "num_attention_heads": many,
-        "head_dim": c.divided(heads, h, many),
+        "num_attention_heads": head_count,
+        "head_dim": config.divided(heads, h, head_count),
         "q_bias": True,
         "v_bias": True,
         "o_bias": True,
     }
-    network = mlp(c.size(inner), c.choice(ACTIVATIONS, "activation_function"))
+    network = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
-        "num_hidden_layers": c.size(depth),
+        "num_hidden_layers": config.size(depth),
         "block": {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"},
-        "stem": {"num_mel_bins": c.size("num_mel_bins"), "max_source_positions": rows},
+        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
         "position": {"type": "learned", "max_position_embeddings": rows},
         "final_norm": norm,
     }
     return {"type": "audio", "hidden_size": h, "stack": stack}
 
 
-def _qwen2_audio(outer: Config, c: Config, width: int) -> Table:
-    tower = _whisper(c, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-    return {"audio_tower": tower, "multi_modal_projector": projector(c.size("d_model"), (width, True, "identity"))}
+def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
+    tower = _whisper(config, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("d_model"), (width, True, "identity"))}
 
 
-def _voxtral(outer: Config, c: Config, width: int) -> Table:
-    """Voxtral: consecutive positions are concatenated, as many as fill the FFN width of the encoder's layers."""
-    tower = _whisper(c, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    h, act = c.size("hidden_size"), outer.choice(ACTIVATIONS, "projector_hidden_act")
-    frames = c.divided("hidden_size", c.size("intermediate_size"), h)
+def _voxtral(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
+    tower = _whisper(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    frames = config.divided("hidden_size", config.size("intermediate_size"), h)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames),
     }
 
 
-def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
-    """Phi-4-multimodal's vision encoder: SigLIP with its head, average pooling of square blocks of patches, vectors for
-    ends of lines and between images, two linear layers.
+def _phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of blocks of patches.
+
+    Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
-    norm = layernorm(c.number("layer_norm_eps"))
-    block = biased(c, norm)
+    norm = layernorm(config.number("layer_norm_eps"))
+    block = biased(config, norm)
     head = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
-    patches = {"num_channels": c.size("num_channels"), "bias": True}
-    tower = vit(c, block, stack={"final_norm": norm}, patches=patches, positions={"rows": side(c) ** 2}, pooling=head)
+    patches = {"num_channels": config.size("num_channels"), "bias": True}
+    tower = vit(
+        config, block, stack={"final_norm": norm}, patches=patches, positions={"rows": side(config) ** 2}, pooling=head
+    )
     maps = ((width, True, "gelu"), (width, True, "identity"))
     return {
         "image_processor": tower,
-        "image_projector": projector(c.size("hidden_size"), *maps, merge=2, merged="mean", input_marks=2),
+        "image_projector": projector(config.size("hidden_size"), *maps, merge=2, merged="mean", input_marks=2),
     }
 
 
-def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
-    """Phi-4-multimodal's audio encoder: a conformer with a relative position bias; two linear layers for audio alone
-    and two for audio with images.
+def _phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Phi-4-multimodal's audio encoder: a conformer with a relative position bias.
+
+    It has two linear layers for audio alone and two for audio with images.
     """
-    if c.has("head_dim"):
-        raise c.wrong("head_dim", c.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted")
+    if config.has("head_dim"):
+        raise config.wrong(
+            "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
+        )
     h, heads, act, reduction = (
-        c.size("hidden_size"),
-        c.size("num_attention_heads"),
-        c.choice(ACTIVATIONS, "activation"),
-        c.size("time_reduction"),
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+        config.choice(ACTIVATIONS, "activation"),
+        config.size("time_reduction"),
     )
-    c.divided("num_attention_heads", h, heads)
-    c.must("ext_pw_out_channel", h)
-    c.must("depthwise_separable_out_channel", h)
+    config.divided("num_attention_heads", h, heads)
+    config.must("ext_pw_out_channel", h)
+    config.must("depthwise_separable_out_channel", h)
     if reduction % 2:
-        raise c.wrong("time_reduction", reduction, "an even number")
-    pitches = c.size("input_size")
+        raise config.wrong("time_reduction", reduction, "an even number")
+    pitches = config.size("input_size")
     for _ in range(reduction.bit_length() - 1):
         pitches = (pitches - 1) // 2 + 1
-    if c.has("nemo_final_size"):
-        c.must("nemo_final_size", pitches)
-    first = {"channels": c.size("nemo_conv_channels"), "bias": True}
-    halvings = [first, *({**first, "separable": True} for _ in range(reduction.bit_length() - 2))]
-    below = {"num_mel_bins": c.size("input_size"), "convolutions": halvings, "bias": True, "standardize": True}
+    if config.has("nemo_final_size"):
+        config.must("nemo_final_size", pitches)
+    first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
+    halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    subsampling = {
+        "num_mel_bins": config.size("input_size"),
+        "convolutions": halvings,
+        "bias": True,
+        "standardize": True,
+    }
     convolution = {
-        "kernel_size": c.size("kernel_size"),
-        "hidden_act": c.choice(ACTIVATIONS, "conv_activation"),
-        "gate_act": c.choice(ACTIVATIONS, "conv_glu_type"),
+        "kernel_size": config.size("kernel_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "conv_activation"),
+        "gate_act": config.choice(ACTIVATIONS, "conv_glu_type"),
         "gate_bias": True,
         "bias": True,
-        "multiplier": c.size("depthwise_multiplier"),
+        "multiplier": config.size("depthwise_multiplier"),
         "separable": True,
     }
     network = {
-        "intermediate_size": c.size("intermediate_size"),
+        "intermediate_size": config.size("intermediate_size"),
         "hidden_act": act,
         "gated": True,
         "gate_bias": True,
@@ -108,17 +119,17 @@ def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
     tower = {
         "type": "conformer",
         "hidden_size": h,
-        "subsampling": below,
-        "num_hidden_layers": c.size("num_blocks"),
+        "subsampling": subsampling,
+        "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
         "feed_forward": network,
         "norm": layernorm(),
-        "relative_buckets": c.size("bias_max_distance") * (1 if c.flag("bias_symmetric") else 2),
+        "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     maps = ((width, True, "gelu"), (width, True, "identity"))
-    up = projector(h, *maps, frames=c.size("downsample_rate"))
-    return {"audio_encoder": tower, "audio_projector": up, "audio_vision_projector": up}
+    audio_projector = projector(h, *maps, frames=config.size("downsample_rate"))
+    return {"audio_encoder": tower, "audio_projector": audio_projector, "audio_vision_projector": audio_projector}
 
 
 QWEN2_AUDIO: Table = {

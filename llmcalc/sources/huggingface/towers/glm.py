@@ -7,42 +7,43 @@ from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, rmsnorm
 from .section import Section, projector, side, vit
 
 
-def _glm4v(outer: Config, c: Config, width: int) -> Table:
-    """GLM-V: gated layers whose FFN width is the text's width; square blocks of patches are merged, then a linear layer
-    with a norm, then a gated FFN.
+def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
+
+    The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
     norm, h, heads, out = (
-        rmsnorm(c.number("rms_norm_eps")),
-        c.size("hidden_size"),
-        c.size("num_heads"),
-        c.size("out_hidden_size"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hidden_size"),
+        config.size("num_heads"),
+        config.size("out_hidden_size"),
     )
-    act = c.choice(ACTIVATIONS, "hidden_act")
+    act = config.choice(ACTIVATIONS, "hidden_act")
     mixer = {
         "num_attention_heads": heads,
-        "head_dim": c.divided("num_heads", h, heads),
+        "head_dim": config.divided("num_heads", h, heads),
         "position": {"type": "rope"},
-        **biases(c.flag("attention_bias"), *QKV),
+        **biases(config.flag("attention_bias"), *QKV),
     }
     network = {"intermediate_size": out, "hidden_act": act, "gated": True}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     patches = {
-        "num_channels": c.size("in_channels"),
-        "temporal_patch_size": c.size("temporal_patch_size"),
+        "num_channels": config.size("in_channels"),
+        "temporal_patch_size": config.size("temporal_patch_size"),
         "bias": True,
     }
     tower = vit(
-        c,
+        config,
         block,
         depth="depth",
         stack={"embedding_norm": norm, "final_norm": norm},
         patches=patches,
-        positions={"rows": side(c) ** 2},
+        positions={"rows": side(config) ** 2},
     )
-    gated = [{"size": 2 * c.size("intermediate_size"), "hidden_act": act, "gated": True}, {"size": out}]
+    gated = [{"size": 2 * config.size("intermediate_size"), "hidden_act": act, "gated": True}, {"size": out}]
     return {
         "visual": tower,
-        "visual_downsample": projector(h, (out, True, "identity"), merge=c.size("spatial_merge_size")),
+        "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),
         "visual_merger": projector(out, (out, False, "identity"), out_norm=layernorm(), out_act="gelu"),
         "visual_network": {**projector(out), "maps": gated},
     }

@@ -15,45 +15,46 @@ from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
 ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
 
 
-def _llava(outer: Config, c: Config, width: int) -> Table:
-    """LLaVA: one encoder of several kinds, and two linear layers."""
-    one_layer(outer)
+def _llava(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LLaVA: one of several encoders, and two linear layers."""
+    one_layer(wrapper)
     return {
-        "vision_tower": ENCODERS[c.model_type](c),
-        "multi_modal_projector": two_maps(outer, c.size("hidden_size"), width),
+        "vision_tower": ENCODERS[config.model_type](config),
+        "multi_modal_projector": two_maps(wrapper, config.size("hidden_size"), width),
     }
 
 
-def _llava_next(outer: Config, c: Config, width: int) -> Table:
-    """LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
-    towers = _llava(outer, c, width)
+def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
+    towers = _llava(wrapper, config, width)
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
 
 
-def _idefics3(outer: Config, c: Config, width: int) -> Table:
-    """Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
-    connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=outer.size("scale_factor"))
-    return {"vision_model": headless(c), "connector": connector}
+def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
+    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=wrapper.size("scale_factor"))
+    return {"vision_model": headless(config), "connector": connector}
 
 
-def _internvl(outer: Config, c: Config, width: int) -> Table:
-    """InternVL: a class vector, layers whose sublayer outputs are scaled per element, and a norm on the concatenated
-    patches.
+def _internvl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches.
+
+    The outputs are scaled per element.
     """
-    c.must("use_mask_token", False)
-    one_layer(outer)
-    h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), outer.number("downsample_ratio")
+    config.must("use_mask_token", False)
+    one_layer(wrapper)
+    h, heads, ratio = config.size("hidden_size"), config.size("num_attention_heads"), wrapper.number("downsample_ratio")
     merge = merged_by(ratio)
     if not merge:
-        raise outer.wrong("downsample_ratio", ratio, "1 / a whole number")
-    eps = c.number("layer_norm_eps")
-    norm = c.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
-    normed = qk_norm(rmsnorm(eps), "projection") if c.flag("use_qk_norm") else {}
+        raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
+    eps = config.number("layer_norm_eps")
+    norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
+    normed = qk_norm(rmsnorm(eps), "projection") if config.flag("use_qk_norm") else {}
     mixer = {
-        "num_attention_heads": heads, "head_dim": c.divided("num_attention_heads", h, heads), "o_bias": True,
-        **biases(c.flag("attention_bias"), *QKV), **normed,
+        "num_attention_heads": heads, "head_dim": config.divided("num_attention_heads", h, heads), "o_bias": True,
+        **biases(config.flag("attention_bias"), *QKV), **normed,
     }  # fmt: skip
-    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"))
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = {
         "attention": mixer,
         "feed_forward": network,
@@ -61,35 +62,43 @@ def _internvl(outer: Config, c: Config, width: int) -> Table:
         "norm_placement": "pre",
         "residual_scale": "output",
     }
-    sides = {name: _square(c, name) for name in ("image_size", "patch_size")}
-    own = Config({**c.data, **sides}, c.defaults, c.model_type, where=c.where, asked=c.asked)
-    positions: Table = {"positions": {"rows": side(own) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
-    top: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    square_sizes = {name: _square_size(config, name) for name in ("image_size", "patch_size")}
+    square_config = Config(
+        {**config.data, **square_sizes},
+        config.defaults,
+        config.model_type,
+        where=config.where,
+        fields_read=config.fields_read,
+    )
+    positions: Table = (
+        {"positions": {"rows": side(square_config) ** 2 + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    )
+    norm_field: Table = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
     tower = vit(
-        own,
+        square_config,
         block,
-        stack=top,
-        patches={"num_channels": c.size("num_channels"), "bias": True},
+        stack=norm_field,
+        patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         **positions,
     )
-    act = outer.choice(ACTIVATIONS, "projector_hidden_act")
+    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     maps = projector(h, (width, True, act), (width, True, "identity"), merge=merge, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": maps}
 
 
-def _square(c: Config, name: str) -> int:
-    """Reads one number, or two equal ones."""
-    given = c.get(name)
+def _square_size(config: Config, name: str) -> int:
+    """Reads a size that is one number, or two equal ones."""
+    size = config.get(name)
     if (
-        isinstance(given, list | tuple)
-        and len(given) == 2
-        and given[0] == given[1]
-        and type(given[0]) is int
-        and given[0] > 0
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and size[0] == size[1]
+        and type(size[0]) is int
+        and size[0] > 0
     ):
-        return given[0]
-    return c.size(name)
+        return size[0]
+    return config.size(name)
 
 
 IDEFICS3: Table = {

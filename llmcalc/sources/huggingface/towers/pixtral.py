@@ -7,51 +7,57 @@ hunyuan_vl.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed_kinds, qk_norm, rmsnorm
 from .section import Section, biased, merged_by, one_layer, projector, side, two_maps, vit
 
 
-def pixtral(c: Config) -> Table:
-    """Pixtral: gated layers without biases, and a norm before them."""
-    norm, width, heads = rmsnorm(1e-5), c.size("hidden_size"), c.size("num_attention_heads")
+def pixtral(config: Config) -> Table:
+    """Returns Pixtral's encoder: gated layers without biases, and a norm before them."""
+    norm, width, heads = rmsnorm(1e-5), config.size("hidden_size"), config.size("num_attention_heads")
     mixer = {
         "num_attention_heads": heads,
-        "head_dim": c.divided("num_attention_heads", width, heads),
+        "head_dim": config.divided("num_attention_heads", width, heads),
         "position": {"type": "rope"},
     }
-    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    return vit(c, block, stack={"embedding_norm": norm}, patches={"num_channels": c.size("num_channels")})
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return vit(config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")})
 
 
-def _mistral3(outer: Config, c: Config, width: int) -> Table:
-    """Mistral 3: square blocks of patches are projected to one patch's width, then by two linear layers to the text's
-    width.
-    """
-    one_layer(outer)
-    maps = two_maps(outer, c.size("hidden_size"), width, merge=outer.size("spatial_merge_size"), norm=rmsnorm(1e-5))
+def _mistral3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Mistral 3: square blocks of patches are merged into one patch's width, then two linear layers."""
+    one_layer(wrapper)
+    maps = two_maps(
+        wrapper, config.size("hidden_size"), width, merge=wrapper.size("spatial_merge_size"), norm=rmsnorm(1e-5)
+    )
     return {
-        "vision_tower": pixtral(c),
-        "multi_modal_projector": {**maps, "maps": [{"size": c.size("hidden_size")}, *maps["maps"]]},
+        "vision_tower": pixtral(config),
+        "multi_modal_projector": {**maps, "maps": [{"size": config.size("hidden_size")}, *maps["maps"]]},
     }
 
 
-def _llama4(outer: Config, c: Config, width: int) -> Table:
-    """Llama 4: a class vector, a norm before and after the layers, a pixel shuffle before the adapter's two linear
-    layers.
+def _llama4(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Llama 4: a class vector, norms before and after the layers, and a pixel shuffle before the adapter.
+
+    The adapter has two linear layers.
     """
-    ratio, inner, out = c.number("pixel_shuffle_ratio"), c.size("projector_input_dim"), c.size("projector_output_dim")
+    ratio, adapter_width, out = (
+        config.number("pixel_shuffle_ratio"),
+        config.size("projector_input_dim"),
+        config.size("projector_output_dim"),
+    )
     merge = merged_by(ratio)
     if not merge:
-        raise c.wrong("pixel_shuffle_ratio", ratio, "1 / a whole number")
-    c.must("intermediate_size", c.size("hidden_size") * merge * merge)
-    c.must("projector_input_dim", out)
-    c.must("vision_output_dim", out)
-    norm = layernorm(c.number("norm_eps"))
+        raise config.wrong("pixel_shuffle_ratio", ratio, "1 / a whole number")
+    config.must("intermediate_size", config.size("hidden_size") * merge * merge)
+    config.must("projector_input_dim", out)
+    config.must("vision_output_dim", out)
+    norm = layernorm(config.number("norm_eps"))
     tower = vit(
-        c, biased(c, norm, position={"type": "rope"}), stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": c.size("num_channels")}, positions={"rows": side(c) ** 2 + 1}, class_embedding=True,
+        config, biased(config, norm, position={"type": "rope"}), stack={"embedding_norm": norm, "final_norm": norm},
+        patches={"num_channels": config.size("num_channels")}, positions={"rows": side(config) ** 2 + 1},
+        class_embedding=True,
     )  # fmt: skip
-    adapter = projector(c.size("hidden_size"), (inner, False, "gelu"), (out, False, "gelu"), merge=merge)
+    adapter = projector(config.size("hidden_size"), (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge)
     return {
         "vision_model": tower,
         "vision_adapter": adapter,
@@ -59,56 +65,63 @@ def _llama4(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _lfm3(outer: Config, c: Config, width: int) -> Table:
-    """LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
+def _lfm3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, h, heads, kv = (
-        rmsnorm(c.number("norm_eps")),
-        c.size("hidden_size"),
-        c.size("num_attention_heads"),
-        c.size("num_key_value_heads"),
+        rmsnorm(config.number("norm_eps")),
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+        config.size("num_key_value_heads"),
     )
-    c.divided("num_key_value_heads", heads, kv)
+    config.divided("num_key_value_heads", heads, kv)
     mixer = {
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
-        "head_dim": c.divided("num_attention_heads", h, heads),
+        "head_dim": config.divided("num_attention_heads", h, heads),
         "position": {"type": "rope"},
     }
-    kernel = c.size("conv_kernel_size")
+    kernel = config.size("conv_kernel_size")
     if kernel % 2 == 0:
-        raise c.wrong("conv_kernel_size", kernel, "an odd number")
+        raise config.wrong("conv_kernel_size", kernel, "an odd number")
     mixers: Table = {
         "conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True},
         "full": {"type": "attention", **mixer, **qk_norm(norm)},
     }
-    default = ["conv" if i < 2 or i % 2 else "full" for i in range(c.size("num_hidden_layers"))]
-    names = listed(c, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
-    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": "silu", "gated": True}
+    default = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    names = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
+    network = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = {"attention": mixers[names[0]], "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     kinds = {name: {"attention": mixers[name]} for name in dict.fromkeys(names)}
     layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
-    patches = {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
-    tower = vit(c, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
+    patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
+    tower = vit(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = ((wrapper.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(h, *maps, merge=c.size("spatial_merge_size"), norm=layernorm(1e-6)),
+        "multi_modal_projector": projector(h, *maps, merge=config.size("spatial_merge_size"), norm=layernorm(1e-6)),
     }
 
 
-def _hunyuan(outer: Config, c: Config, width: int) -> Table:
-    """HunyuanOCR: a position embedding; a merger of four times the width, with vectors for the ends of lines and of
-    images.
+def _hunyuan(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads HunyuanOCR: a position embedding, and a merger of four times the width.
+
+    Vectors mark the ends of lines and of images.
     """
-    norm, rms, h = layernorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps")), c.size("hidden_size")
-    rows = (c.size("max_image_size") // c.size("patch_size")) ** 2 + 1
-    patches = {"num_channels": c.size("num_channels"), "bias": True}
-    tower = vit(c, biased(c, norm), patches=patches, positions={"rows": rows})
-    act = c.choice(ACTIVATIONS, "hidden_act")
-    merger = projector(h, (2 * h, True, act), (4 * h, True, "identity"), merge=c.size("spatial_merge_size"), norm=rms)
-    ends = projector(4 * h, (width, True, "identity"), input_marks=1, output_marks=3, out_norm=rms)
-    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": ends}
+    norm, rms, h = (
+        layernorm(config.number("rms_norm_eps")),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hidden_size"),
+    )
+    rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
+    patches = {"num_channels": config.size("num_channels"), "bias": True}
+    tower = vit(config, biased(config, norm), patches=patches, positions={"rows": rows})
+    act = config.choice(ACTIVATIONS, "hidden_act")
+    merger = projector(
+        h, (2 * h, True, act), (4 * h, True, "identity"), merge=config.size("spatial_merge_size"), norm=rms
+    )
+    mark_projector = projector(4 * h, (width, True, "identity"), input_marks=1, output_marks=3, out_norm=rms)
+    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
 
 
 PIXTRAL: Table = {

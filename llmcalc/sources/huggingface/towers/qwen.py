@@ -1,5 +1,6 @@
-"""Vision encoders that merge square blocks of patches at their output: Qwen's (also in Cohere Compass), Kimi's, ERNIE's
-and MiniMax's.
+"""Vision encoders that merge square blocks of patches at their output: Qwen's, Kimi's, ERNIE's and MiniMax's.
+
+Cohere Compass has Qwen's.
 
 transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe,
     minimax_m3_vl.
@@ -16,67 +17,98 @@ from .section import Section, biased, projector, vit
 TURNED: Table = {"position": {"type": "rope"}}
 
 
-def _patches(c: Config, **fields: Any) -> Table:
-    return {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size"), **fields}
+def _patches(config: Config, **fields: Any) -> Table:
+    return {
+        "num_channels": config.size("in_channels"),
+        "temporal_patch_size": config.size("temporal_patch_size"),
+        **fields,
+    }
 
 
-def _merger(c: Config, width: int, into: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
-    """Concatenated square blocks of patches through two linear layers."""
-    edge = c.size("spatial_merge_size")
-    return projector(width, (width * edge * edge, True, act), (into, True, "identity"), merge=edge, norm=norm, **fields)
+def _merger(config: Config, width: int, output_width: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
+    """Returns a merger: concatenated square blocks of patches through two linear layers."""
+    edge = config.size("spatial_merge_size")
+    return projector(
+        width, (width * edge * edge, True, act), (output_width, True, "identity"), merge=edge, norm=norm, **fields
+    )
 
 
-def _qwen2(outer: Config, c: Config, width: int) -> Table:
-    """Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
-    norm, inner = layernorm(1e-6), c.size("embed_dim")
-    own = Config({**c.data, "hidden_size": inner}, c.defaults, c.model_type, where=c.where, asked=c.asked)
+def _qwen2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
+    norm, embed_dim = layernorm(1e-6), config.size("embed_dim")
+    embed_config = Config(
+        {**config.data, "hidden_size": embed_dim},
+        config.defaults,
+        config.model_type,
+        where=config.where,
+        fields_read=config.fields_read,
+    )
     block = biased(
-        own,
+        embed_config,
         norm,
         heads="num_heads",
-        network=mlp(inner * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")),
+        network=mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act")),
         **TURNED,
     )
-    tower = vit(own, block, depth="depth", patches=_patches(c))
-    return {"visual": tower, "visual_merger": _merger(c, inner, c.size("hidden_size"), norm)}
+    tower = vit(embed_config, block, depth="depth", patches=_patches(config))
+    return {"visual": tower, "visual_merger": _merger(config, embed_dim, config.size("hidden_size"), norm)}
 
 
-def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
-    """Qwen2.5-VL: RMSNorm and gated layers."""
+def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen2.5-VL: RMSNorm and gated layers."""
     norm = rmsnorm(1e-6)
     tower = vit(
-        c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c)
+        config,
+        biased(config, norm, heads="num_heads", network=glu(config, bias=True), **TURNED),
+        depth="depth",
+        patches=_patches(config),
     )
-    return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
+    return {
+        "visual": tower,
+        "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
+    }
 
 
-def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
-    """Qwen3.5: a learned position embedding and RoPE."""
+def _qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm = layernorm(1e-6)
-    block = biased(c, norm, heads="num_heads", **TURNED)
+    block = biased(config, norm, heads="num_heads", **TURNED)
     tower = vit(
-        c, block, depth="depth", patches=_patches(c, bias=True), positions={"rows": c.size("num_position_embeddings")}
+        config,
+        block,
+        depth="depth",
+        patches=_patches(config, bias=True),
+        positions={"rows": config.size("num_position_embeddings")},
     )
-    return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
+    return {
+        "visual": tower,
+        "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
+    }
 
 
-def _qwen3(outer: Config, c: Config, width: int) -> Table:
-    """Qwen3-VL: like Qwen3.5, with a merger for each lower layer whose output is also used (DeepStack: Meng 2024,
-    arXiv:2406.04334).
+def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen3-VL: like Qwen3.5, with further mergers for the outputs of lower layers (DeepStack).
+
+    Meng 2024 (arXiv:2406.04334).
     """
-    indexes = c.get("deepstack_visual_indexes")
+    indexes = config.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
-        raise c.wrong("deepstack_visual_indexes", indexes, "a list of layers")
-    deep = _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), layernorm(1e-6), norm_of="merged")
-    return {**_qwen3_5(outer, c, width), **{f"visual_deepstack_{i}": deep for i in range(len(indexes))}}
+        raise config.wrong("deepstack_visual_indexes", indexes, "a list of layers")
+    deepstack_merger = _merger(
+        config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
+    )
+    return {
+        **_qwen3_5(wrapper, config, width),
+        **{f"visual_deepstack_{i}": deepstack_merger for i in range(len(indexes))},
+    }
 
 
-def _kimi(outer: Config, c: Config, width: int) -> Table:
-    """MoonViT: a position embedding of rows by columns, and RoPE."""
-    if named := [name for name in c.data if name.startswith("vt_")]:
-        raise c.wrong(named[0], c.data[named[0]], "the names of the class in transformers")
-    outer.must("projection_hidden_size", c.size("hidden_size"))
-    kernel = c.get("merge_kernel_size")
+def _kimi(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
+    if older_names := [name for name in config.data if name.startswith("vt_")]:
+        raise config.wrong(older_names[0], config.data[older_names[0]], "the names of the class in transformers")
+    wrapper.must("projection_hidden_size", config.size("hidden_size"))
+    kernel = config.get("merge_kernel_size")
     if (
         not isinstance(kernel, list | tuple)
         or len(kernel) != 2
@@ -84,11 +116,15 @@ def _kimi(outer: Config, c: Config, width: int) -> Table:
         or type(kernel[0]) is not int
         or kernel[0] < 1
     ):
-        raise c.wrong("merge_kernel_size", kernel, "two equal numbers")
-    norm, edge, h = layernorm(1e-5), kernel[0], c.size("hidden_size")
-    rows = c.size("pos_emb_height") * c.size("pos_emb_width")
+        raise config.wrong("merge_kernel_size", kernel, "two equal numbers")
+    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
+    rows = config.size("pos_emb_height") * config.size("pos_emb_width")
     tower = vit(
-        c, biased(c, norm, **TURNED), stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
+        config,
+        biased(config, norm, **TURNED),
+        stack={"final_norm": norm},
+        patches={"bias": True},
+        positions={"rows": rows},
     )
     return {
         "vision_tower": tower,
@@ -96,38 +132,43 @@ def _kimi(outer: Config, c: Config, width: int) -> Table:
     }
 
 
-def _ernie(outer: Config, c: Config, width: int) -> Table:
-    """ERNIE 4.5 VL: square blocks of patches, then pairs of frames, each through two linear layers of four patches'
-    width and a norm.
+def _ernie(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads ERNIE 4.5 VL: merges square blocks of patches, then pairs of frames.
+
+    Each merger has two linear layers of four patches' width and a norm.
     """
-    norm, h, edge = layernorm(c.number("rms_norm_eps")), c.size("hidden_size"), c.size("spatial_merge_size")
+    norm, h, edge = (
+        layernorm(config.number("rms_norm_eps")),
+        config.size("hidden_size"),
+        config.size("spatial_merge_size"),
+    )
     tower = vit(
-        c,
-        biased(c, layernorm(1e-6), heads="num_heads", **TURNED),
+        config,
+        biased(config, layernorm(1e-6), heads="num_heads", **TURNED),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
-        patches={"num_channels": c.size("in_channels")},
+        patches={"num_channels": config.size("in_channels")},
     )
-    inner = h * edge * edge
-    maps = ((inner, True, "gelu"), (inner, True, "identity"))
+    merged_width = h * edge * edge
+    maps = ((merged_width, True, "gelu"), (merged_width, True, "identity"))
     return {
         "vision_tower": tower,
         "resampler_spatial": projector(h, *maps, merge=edge, out_norm=norm),
-        "resampler_temporal": projector(inner, *maps, frames=c.size("temporal_merge_size"), out_norm=norm),
-        "resampler_out": projector(inner, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
+        "resampler_temporal": projector(merged_width, *maps, frames=config.size("temporal_merge_size"), out_norm=norm),
+        "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
 
-def _minimax(outer: Config, c: Config, width: int) -> Table:
-    """MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
-    norm, inner = layernorm(c.number("layer_norm_eps")), outer.size("projector_hidden_size")
-    patches = {"num_channels": c.size("num_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
-    tower = vit(c, biased(c, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)
-    maps = ((inner, True, "gelu"), (width, True, "identity"))
+def _minimax(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
+    norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
+    patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
+    tower = vit(config, biased(config, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)
+    maps = ((projector_width, True, "gelu"), (width, True, "identity"))
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(c.size("hidden_size"), *maps),
-        "multi_modal_merger": projector(width, *maps, merge=c.size("spatial_merge_size")),
+        "multi_modal_projector": projector(config.size("hidden_size"), *maps),
+        "multi_modal_merger": projector(width, *maps, merge=config.size("spatial_merge_size")),
     }
 
 

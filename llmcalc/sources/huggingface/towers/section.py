@@ -32,7 +32,7 @@ class Section:
 
 
 def vit(
-    c: Config,
+    config: Config,
     block: Table,
     depth: str = "num_hidden_layers",
     stack: Table | None = None,
@@ -41,53 +41,63 @@ def vit(
 ) -> Table:
     return {
         "type": "vision",
-        "hidden_size": c.size("hidden_size"),
-        "patches": {"patch_size": c.size("patch_size"), **(patches or {})},
-        "stack": {"num_hidden_layers": c.size(depth), "block": block, **(stack or {})},
+        "hidden_size": config.size("hidden_size"),
+        "patches": {"patch_size": config.size("patch_size"), **(patches or {})},
+        "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
         **fields,
     }
 
 
 def biased(
-    c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
+    config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
 ) -> Table:
-    """A layer of the original vision transformer: biases everywhere, a norm before each sublayer, a non-gated FFN."""
-    width, many = c.size("hidden_size"), c.size(heads)
-    mixer = {"num_attention_heads": many, "head_dim": c.divided(heads, width, many), **biases(True, *QKVO), **fields}
-    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act")) if network is None else network
+    """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
+    width, head_count = config.size("hidden_size"), config.size(heads)
+    mixer = {
+        "num_attention_heads": head_count,
+        "head_dim": config.divided(heads, width, head_count),
+        **biases(True, *QKVO),
+        **fields,
+    }
+    network = (
+        mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")) if network is None else network
+    )
     return {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
 def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
-    """A projector. width: its input width. maps: (size, bias, following activation) of each linear layer."""
+    """Returns a projector. width: its input width. maps: (size, bias, activation) of each linear layer."""
     steps = [{"size": size, "bias": bias, "hidden_act": act} for size, bias, act in maps]
     return {"type": "projector", "input_size": width, "maps": steps, **fields}
 
 
-def two_maps(outer: Config, width: int, into: int, bias: str = "multimodal_projector_bias", **fields: Any) -> Table:
-    """LLaVA 1.5's projector: a linear layer to the text's width, an activation, and a second linear layer of that
-    width.
+def two_maps(
+    wrapper: Config, width: int, output_width: int, bias: str = "multimodal_projector_bias", **fields: Any
+) -> Table:
+    """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
+
+    Both linear layers have the text's width.
     """
-    on, act = outer.flag(bias), outer.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, (into, on, act), (into, on, "identity"), **fields)
+    has_bias, act = wrapper.flag(bias), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(width, (output_width, has_bias, act), (output_width, has_bias, "identity"), **fields)
 
 
-def one_layer(outer: Config) -> None:
+def one_layer(wrapper: Config) -> None:
     """Raises `InputError` if the projector uses the outputs of several layers of the encoder."""
-    if type(outer.get("vision_feature_layer")) is not int:
-        raise outer.wrong("vision_feature_layer", outer.get("vision_feature_layer"), "one layer")
+    if type(wrapper.get("vision_feature_layer")) is not int:
+        raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
 
-def side(c: Config) -> int:
-    """The number of patches along one side of the image of the configured size."""
-    image, patch = c.size("image_size"), c.size("patch_size")
+def side(config: Config) -> int:
+    """Returns the number of patches along one side of an image of the configured size."""
+    image, patch = config.size("image_size"), config.size("patch_size")
     if image < patch:
-        raise c.wrong("image_size", image, f"{patch} or more, which is patch_size")
+        raise config.wrong("image_size", image, f"{patch} or more, which is patch_size")
     return image // patch
 
 
 def merged_by(ratio: float) -> int:
-    """The number of patches per side that merge into one if their number shrinks by `ratio`; 0 if not an integer."""
+    """Returns the patches per side that are merged into one to shrink their number by `ratio`; 0 if no integer."""
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0
 

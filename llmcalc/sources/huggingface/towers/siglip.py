@@ -11,110 +11,114 @@ from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import Section, biased, projector, side, vit
 
 
-def siglip(c: Config) -> Table:
-    """SigLIP: a position embedding for the patches of an image, and an optional pooling head."""
-    return _siglip(c, side(c) ** 2, c.flag("vision_use_head"))
+def siglip(config: Config) -> Table:
+    """Returns SigLIP's encoder: a position embedding for the patches of an image, and an optional pooling head."""
+    return _siglip(config, side(config) ** 2, config.flag("vision_use_head"))
 
 
-def siglip2(c: Config) -> Table:
-    """SigLIP 2: like SigLIP, with a position embedding for a number of patches in images of any shape."""
-    return _siglip(c, c.size("num_patches"), c.flag("vision_use_head"))
+def siglip2(config: Config) -> Table:
+    """Returns SigLIP 2's encoder: a position embedding for a number of patches in images of any shape."""
+    return _siglip(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def headless(c: Config) -> Table:
-    """SigLIP's encoder without the head, as in Idefics 3 and SmolVLM."""
-    return _siglip(c, side(c) ** 2, False)
+def headless(config: Config) -> Table:
+    """Returns SigLIP's encoder without the head, as in Idefics 3 and SmolVLM."""
+    return _siglip(config, side(config) ** 2, False)
 
 
-def _siglip(c: Config, rows: int, pooled: bool) -> Table:
-    norm = layernorm(c.number("layer_norm_eps"))
-    block = biased(c, norm)
+def _siglip(config: Config, rows: int, has_pooling: bool) -> Table:
+    norm = layernorm(config.number("layer_norm_eps"))
+    block = biased(config, norm)
     head = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
-    fields: Table = {"pooling": head} if pooled else {}
+    fields: Table = {"pooling": head} if has_pooling else {}
     return vit(
-        c,
+        config,
         block,
         stack={"final_norm": norm},
-        patches={"num_channels": c.size("num_channels"), "bias": True},
+        patches={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": rows},
         **fields,
     )
 
 
-def clip(c: Config) -> Table:
-    """CLIP: a class vector, a norm before and after the layers."""
-    norm = layernorm(c.number("layer_norm_eps"))
+def clip(config: Config) -> Table:
+    """Returns CLIP's encoder: a class vector, a norm before and after the layers."""
+    norm = layernorm(config.number("layer_norm_eps"))
     return vit(
-        c,
-        biased(c, norm),
+        config,
+        biased(config, norm),
         stack={"embedding_norm": norm, "final_norm": norm},
-        patches={"num_channels": c.size("num_channels")},
-        positions={"rows": side(c) ** 2 + 1},
+        patches={"num_channels": config.size("num_channels")},
+        positions={"rows": side(config) ** 2 + 1},
         class_embedding=True,
     )
 
 
-def _gemma3(outer: Config, c: Config, width: int) -> Table:
-    """Gemma 3: SigLIP, and the mean of each square block of patches."""
-    tokens = int(outer.size("mm_tokens_per_image") ** 0.5)
-    if side(c) < tokens:
-        raise outer.wrong("mm_tokens_per_image", tokens * tokens, f"at most {side(c) ** 2}, the patches of an image")
-    norm = rmsnorm(c.number("layer_norm_eps"))
+def _gemma3(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Gemma 3: SigLIP, and the mean of each square block of patches."""
+    tokens = int(wrapper.size("mm_tokens_per_image") ** 0.5)
+    if side(config) < tokens:
+        raise wrapper.wrong(
+            "mm_tokens_per_image", tokens * tokens, f"at most {side(config) ** 2}, the patches of an image"
+        )
+    norm = rmsnorm(config.number("layer_norm_eps"))
     maps = projector(
-        c.size("hidden_size"), (width, False, "identity"), merge=side(c) // tokens, merged="mean", norm=norm
+        config.size("hidden_size"), (width, False, "identity"), merge=side(config) // tokens, merged="mean", norm=norm
     )
-    return {"vision_tower": siglip(c), "multi_modal_projector": maps}
+    return {"vision_tower": siglip(config), "multi_modal_projector": maps}
 
 
-def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
-    """T5Gemma 2: like Gemma 3, with a vector for the end of an image.
+def _t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads T5Gemma 2: like Gemma 3, with a vector for the end of an image.
 
     Encoder and decoder share the vector if their embeddings are tied.
     """
-    towers = _gemma3(outer, c, width)
-    towers["multi_modal_projector"]["output_marks"] = 1 if outer.flag("tie_word_embeddings") else 2
+    towers = _gemma3(wrapper, config, width)
+    towers["multi_modal_projector"]["output_marks"] = 1 if wrapper.flag("tie_word_embeddings") else 2
     return towers
 
 
-def _paligemma(outer: Config, c: Config, width: int) -> Table:
-    """PaliGemma: SigLIP and one linear layer."""
+def _paligemma(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads PaliGemma: SigLIP and one linear layer."""
     return {
-        "vision_tower": siglip(c),
-        "multi_modal_projector": projector(c.size("hidden_size"), (outer.size("projection_dim"), True, "identity")),
-    }
-
-
-def _gated(outer: Config, c: Config, width: int, inner: int, **fields: object) -> Table:
-    """Concatenated square blocks of patches, and a gated projection."""
-    maps = [{"size": inner, "bias": True, "hidden_act": "silu", "gated": True}, {"size": width, "bias": True}]
-    return {**projector(c.size("hidden_size"), merge=outer.size("downsample_factor"), **fields), "maps": maps}
-
-
-def _aya(outer: Config, c: Config, width: int) -> Table:
-    inner = outer.size("alignment_intermediate_size") if outer.has("alignment_intermediate_size") else width
-    norm = layernorm(outer.number("adapter_layer_norm_eps"))
-    return {
-        "vision_tower": siglip(c),
-        "multi_modal_projector": _gated(outer, c, width, inner, norm=norm, norm_of="merged"),
-    }
-
-
-def _cohere2(outer: Config, c: Config, width: int) -> Table:
-    return {
-        "vision_tower": siglip(c),
-        "multi_modal_projector": _gated(outer, c, width, outer.size("alignment_intermediate_size")),
-    }
-
-
-def _lfm2(outer: Config, c: Config, width: int) -> Table:
-    """LFM2-VL: concatenated square blocks of patches, a norm on them, two linear layers."""
-    bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
-    normed: Table = {"norm": layernorm(), "norm_of": "merged"} if outer.flag("projector_use_layernorm") else {}
-    maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
-    return {
-        "vision_tower": siglip2(c),
+        "vision_tower": siglip(config),
         "multi_modal_projector": projector(
-            c.size("hidden_size"), *maps, merge=outer.size("downsample_factor"), **normed
+            config.size("hidden_size"), (wrapper.size("projection_dim"), True, "identity")
+        ),
+    }
+
+
+def _gated(wrapper: Config, config: Config, width: int, gated_width: int, **fields: object) -> Table:
+    """Returns a gated projection of concatenated square blocks of patches."""
+    maps = [{"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True}, {"size": width, "bias": True}]
+    return {**projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields), "maps": maps}
+
+
+def _aya(wrapper: Config, config: Config, width: int) -> Table:
+    gated_width = wrapper.size("alignment_intermediate_size") if wrapper.has("alignment_intermediate_size") else width
+    norm = layernorm(wrapper.number("adapter_layer_norm_eps"))
+    return {
+        "vision_tower": siglip(config),
+        "multi_modal_projector": _gated(wrapper, config, width, gated_width, norm=norm, norm_of="merged"),
+    }
+
+
+def _cohere2(wrapper: Config, config: Config, width: int) -> Table:
+    return {
+        "vision_tower": siglip(config),
+        "multi_modal_projector": _gated(wrapper, config, width, wrapper.size("alignment_intermediate_size")),
+    }
+
+
+def _lfm2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LFM2-VL: concatenated square blocks of patches, a norm on them, two linear layers."""
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
+    maps = ((wrapper.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
+    return {
+        "vision_tower": siglip2(config),
+        "multi_modal_projector": projector(
+            config.size("hidden_size"), *maps, merge=wrapper.size("downsample_factor"), **norm_fields
         ),
     }
 

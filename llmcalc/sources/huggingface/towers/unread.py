@@ -1,4 +1,4 @@
-"""Wrappers whose vision encoders are not supported; a remark says so, whether or not their config describes one.
+"""Wrappers whose vision encoders are not supported; a remark says so, even if their config describes none.
 
 Aria projects patches to the text's width by learned queries that attend to them. Emu 3 has an encoder and a decoder of
 images as tokens. transformers: models/aria (`AriaProjector`), models/emu3 (`Emu3VQVAE`).
@@ -12,8 +12,8 @@ from ..parts import Table
 from .section import Section
 
 
-def _unread(outer: Config, c: Config, width: int) -> Table:
-    raise InputError(f"{c.where.removesuffix('.')}: '{c.model_type}' is not supported")
+def _unread(wrapper: Config, config: Config, width: int) -> Table:
+    raise InputError(f"{config.where.removesuffix('.')}: '{config.model_type}' is not supported")
 
 
 WRAPPERS = {

@@ -1,5 +1,7 @@
-"""BERT and encoders with the same structure: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert,
-roberta-prelayernorm, xlm-roberta-xl, data2vec-text, distilbert, electra, albert, mpnet.
+"""BERT and encoders with the same structure.
+
+bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
+distilbert, electra, albert, mpnet.
 
 transformers: the folder of each in models.
 """
@@ -25,8 +27,8 @@ from ...parts import (
     labels,
     layernorm,
     mlp,
-    of_sequences,
     pooler,
+    scores_sequences,
     token_types,
 )
 from ...writes import Writes
@@ -35,81 +37,99 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _bert(c: Config) -> Table:
-    pretrains = _pretrains(c)
+def _bert(config: Config) -> Table:
+    pretrains = _has_pretraining_head(config)
     return encoder(
-        c,
-        bert_block(c),
-        bert_stack(c),
-        bert_head(c, bert_act(c)),
+        config,
+        bert_block(config),
+        bert_stack(config),
+        bert_head(config, bert_act(config)),
         {},
-        **pooler(c.head == "none" or of_sequences(c) or pretrains, 2 if pretrains else None),
+        **pooler(config.head == "none" or scores_sequences(config) or pretrains, 2 if pretrains else None),
     )
 
 
-def _roberta(c: Config) -> Table:
-    score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, **pooler(pooled))
+def _roberta(config: Config) -> Table:
+    score, has_pooler = _score_and_pooler(config)
+    return encoder(
+        config,
+        bert_block(config),
+        bert_stack(config, padded_positions(config)),
+        bert_head(config, "gelu"),
+        score,
+        **pooler(has_pooler),
+    )
 
 
-def _megatron_bert(c: Config) -> Table:
-    return _pre_norm(c, _bert(c))
+def _megatron_bert(config: Config) -> Table:
+    return _pre_norm(config, _bert(config))
 
 
-def _roberta_prelayernorm(c: Config) -> Table:
-    return _pre_norm(c, _roberta(c), embedding_norm=True)
+def _roberta_prelayernorm(config: Config) -> Table:
+    return _pre_norm(config, _roberta(config), embedding_norm=True)
 
 
-def _xlm_roberta_xl(c: Config) -> Table:
-    return _pre_norm(c, _roberta(c))
+def _xlm_roberta_xl(config: Config) -> Table:
+    return _pre_norm(config, _roberta(config))
 
 
-def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
-    """Returns the same model with a norm before each sublayer and after the last layer.
+def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Table:
+    """Returns the model with a norm before each sublayer and after the last layer.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
     """
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     stack["block"]["norm_placement"] = "pre"
-    stack["final_norm"] = layernorm(c.number("layer_norm_eps"))
+    stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
     if not embedding_norm:
         del stack["embedding_norm"]
     return table
 
 
-def _distilbert(c: Config) -> Table:
+def _distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
-    stack = {"position": bert_positions(c), "embedding_norm": norm}
-    return encoder(c, bert_block(c, norm), stack, bert_head(c, bert_act(c), norm), bert_score("relu"))
-
-
-def _electra(c: Config) -> Table:
-    model = _embedding_size(c)
-    if architecture(c).endswith(OF_CHOICES):
-        c.must("summary_use_proj", True)
-    if _pretrains(c):  # the discriminator, which classifies each token as original or replaced
-        found = {
-            "type": "classification",
-            "num_labels": 1,
-            "over": "token",
-            "transform": {"hidden_act": bert_act(c), "norm": None},
-        }
-        model = {**model, "head": found}
+    stack = {"position": bert_positions(config), "embedding_norm": norm}
     return encoder(
-        c, bert_block(c), {**bert_stack(c), **_input_size(model)}, bert_head(c, "gelu"), bert_score("gelu"), **model
+        config, bert_block(config, norm), stack, bert_head(config, bert_act(config), norm), bert_score("relu")
     )
 
 
-def _albert(c: Config) -> Table:
-    """ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
-    depth, groups, inner = c.size("num_hidden_layers"), c.size("num_hidden_groups"), c.size("inner_group_num")
+def _electra(config: Config) -> Table:
+    model = _embedding_size(config)
+    if architecture(config).endswith(OF_CHOICES):
+        config.must("summary_use_proj", True)
+    if _has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
+        head = {
+            "type": "classification",
+            "num_labels": 1,
+            "over": "token",
+            "transform": {"hidden_act": bert_act(config), "norm": None},
+        }
+        model = {**model, "head": head}
+    return encoder(
+        config,
+        bert_block(config),
+        {**bert_stack(config), **_input_size(model)},
+        bert_head(config, "gelu"),
+        bert_score("gelu"),
+        **model,
+    )
+
+
+def _albert(config: Config) -> Table:
+    """Reads ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
+    depth, groups, layers_per_group = (
+        config.size("num_hidden_layers"),
+        config.size("num_hidden_groups"),
+        config.size("inner_group_num"),
+    )
     if groups > depth:
-        raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
-    if depth * inner > MOST_LAYERS:
-        raise c.wrong("inner_group_num", inner, f"at most {MOST_LAYERS} layers in all")
-    stack: Table = {**bert_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
-    if groups * inner > 1:
-        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(inner)]
+        raise config.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+    if depth * layers_per_group > MOST_LAYERS:
+        raise config.wrong("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
+    stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
+    if groups * layers_per_group > 1:
+        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(layers_per_group)]
         kinds = list(dict.fromkeys(names))
         stack |= {
             "variants": {name: {} for name in kinds},
@@ -117,101 +137,108 @@ def _albert(c: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretrains = _pretrains(c)
-    pooled = pooler(c.head == "none" or of_sequences(c) or pretrains, labels(c) if pretrains else None)
-    model = {**_embedding_size(c, always=True), **pooled}
-    return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
+    pretrains = _has_pretraining_head(config)
+    pooler_table = pooler(
+        config.head == "none" or scores_sequences(config) or pretrains, labels(config) if pretrains else None
+    )
+    model = {**_embedding_size(config, even_if_equal=True), **pooler_table}
+    return encoder(
+        config, bert_block(config), {**stack, **_input_size(model)}, bert_head(config, bert_act(config)), {}, **model
+    )
 
 
-def _mpnet(c: Config) -> Table:
+def _mpnet(config: Config) -> Table:
     bias = {
-        "num_attention_heads": c.size("num_attention_heads"),
-        "relative_attention_num_buckets": c.size("relative_attention_num_buckets"),
+        "num_attention_heads": config.size("num_attention_heads"),
+        "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
     }
     stack = {
-        "position": after_padding(c),
-        "embedding_norm": layernorm(c.number("layer_norm_eps")),
+        "position": padded_positions(config),
+        "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(pooled))
+    score, has_pooler = _score_and_pooler(config)
+    return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-def _pretrains(c: Config) -> bool:
+def _has_pretraining_head(config: Config) -> bool:
     """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
-    return c.head == "lm" and architecture(c).endswith("ForPreTraining")
+    return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
-def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
-    """(the sequence classifier, whether there is a pooler).
+def _score_and_pooler(config: Config) -> tuple[Table, bool]:
+    """Returns the sequence classifier, and whether there is a pooler.
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
-    if c.head == "classification" and architecture(c).endswith(OF_CHOICES):
+    if config.head == "classification" and architecture(config).endswith(OF_CHOICES):
         return {}, True
-    return bert_score("tanh"), c.head == "none"
+    return bert_score("tanh"), config.head == "none"
 
 
-def bert_block(c: Config, norm: Table | None = None) -> Table:
-    """A post-norm layer: LayerNorm, attention and a non-gated FFN, with biases everywhere."""
-    if c.has(
+def bert_block(config: Config, norm: Table | None = None) -> Table:
+    """Returns a post-norm layer: LayerNorm, attention and a non-gated FFN, with biases everywhere."""
+    if config.has(
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
-        c.must("position_embedding_type", "absolute")
-    heads, norm = c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps")) if norm is None else norm
-    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+        config.must("position_embedding_type", "absolute")
+    heads, norm = (
+        config.size("num_attention_heads"),
+        layernorm(config.number("layer_norm_eps")) if norm is None else norm,
+    )
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
     return {
         "attention": attention,
-        "feed_forward": mlp(c.size("intermediate_size"), bert_act(c)),
+        "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
         "norm": norm,
         "norm_placement": "post",
     }
 
 
-def bert_act(c: Config) -> str:
-    act: str = c.choice(ACTIVATIONS, "hidden_act")
+def bert_act(config: Config) -> str:
+    act: str = config.choice(ACTIVATIONS, "hidden_act")
     return act
 
 
-def bert_positions(c: Config) -> Table:
-    return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings")}
+def bert_positions(config: Config) -> Table:
+    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")}
 
 
-def after_padding(c: Config) -> Table:
-    """A learned position embedding whose position 0 is the row after the padding token's row."""
-    rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
+def padded_positions(config: Config) -> Table:
+    """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
+    rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
     offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
-def bert_stack(c: Config, position: Table | None = None) -> Table:
-    """Position, segment and ERNIE task embeddings, and a norm on their sum."""
-    types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
+def bert_stack(config: Config, position: Table | None = None) -> Table:
+    """Returns the position, segment and ERNIE task embeddings, and a norm on their sum."""
+    types, tasks = config.count("type_vocab_size"), "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
-        "position": position or bert_positions(c),
-        "embedding_norm": layernorm(c.number("layer_norm_eps")),
-        **token_types(types, c.size("task_type_vocab_size") if tasks else None),
+        "position": position or bert_positions(config),
+        "embedding_norm": layernorm(config.number("layer_norm_eps")),
+        **token_types(types, config.size("task_type_vocab_size") if tasks else None),
     }
 
 
-def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:
-    return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(c.number("layer_norm_eps"))}}
+def bert_head(config: Config, act: str, norm: Table | None = None) -> Table:
+    return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(config.number("layer_norm_eps"))}}
 
 
 def bert_score(act: str) -> Table:
-    """A sequence classifier with a linear layer of its own over the first token."""
+    """Returns a sequence classifier with a linear layer of its own over the first token."""
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
-def _embedding_size(c: Config, always: bool = False) -> Table:
-    """A factorised embedding, if its width differs from hidden_size (ALBERT has the projection even if it does not)."""
-    size = c.size("embedding_size")
-    return {"embedding_size": size} if always or size != c.size("hidden_size") else {}
+def _embedding_size(config: Config, even_if_equal: bool = False) -> Table:
+    """Returns the width of a factorised embedding, if it differs from hidden_size; in ALBERT always."""
+    size = config.size("embedding_size")
+    return {"embedding_size": size} if even_if_equal or size != config.size("hidden_size") else {}
 
 
 def _input_size(model: Table) -> Table:
-    """Gives the position and segment embeddings and the norm the width of the token embedding."""
+    """Sets the width of the position and segment embeddings and of their norm to the token embedding's."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -243,9 +270,9 @@ OLD = frozenset(
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
 
-def offset(s: Facts) -> int:
-    """Rows of the position embedding before position 0."""
-    return s.first.position.offset if isinstance(s.first.position, Learned) else 0
+def offset(facts: Facts) -> int:
+    """Returns the number of rows of the position embedding before position 0."""
+    return facts.first.position.offset if isinstance(facts.first.position, Learned) else 0
 
 
 ROBERTA_WRITES: Writes = {
@@ -254,24 +281,24 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _tasks(s: Facts) -> int | None:
-    """The number of ERNIE's task types."""
-    types = s.first.token_types
+def _task_types(facts: Facts) -> int | None:
+    """Returns the number of ERNIE's task types."""
+    types = facts.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
-def _owners(s: Facts) -> list[int]:
-    """For each layer, the index of the first layer with the same parameters."""
-    names = s.first.layer_names()
-    first = {name: names.index(name) for name in dict.fromkeys(names)}
-    return [first[name] for name in names]
+def _parameter_owners(facts: Facts) -> list[int]:
+    """Returns for each layer the index of the first layer with the same parameters."""
+    names = facts.first.layer_names()
+    first_index = {name: names.index(name) for name in dict.fromkeys(names)}
+    return [first_index[name] for name in names]
 
 
-def _in_a_group(s: Facts) -> int:
-    """ALBERT: the number of layers in a group, which run one after the other."""
-    owners = _owners(s)
-    back = [i for i, owner in enumerate(owners) if owner == 0]
-    return back[1] if len(back) > 1 else 1
+def _layers_per_group(facts: Facts) -> int:
+    """Returns the number of layers in an ALBERT group, which run one after the other."""
+    owners = _parameter_owners(facts)
+    group_starts = [i for i, owner in enumerate(owners) if owner == 0]
+    return group_starts[1] if len(group_starts) > 1 else 1
 
 
 SECOND_BIAS = Deviation(
@@ -338,7 +365,10 @@ FAMILIES = {
         _bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
-        writes={"use_task_id": lambda s: _tasks(s) is not None, "task_type_vocab_size": lambda s: present(_tasks(s))},
+        writes={
+            "use_task_id": lambda s: _task_types(s) is not None,
+            "task_type_vocab_size": lambda s: present(_task_types(s)),
+        },
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
     ),
@@ -492,9 +522,9 @@ FAMILIES = {
         },
         OLD | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         writes={
-            "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s),
-            "inner_group_num": _in_a_group,
-            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
+            "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
+            "inner_group_num": _layers_per_group,
+            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
         modules={

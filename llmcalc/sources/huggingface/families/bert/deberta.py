@@ -1,4 +1,4 @@
-"""DeBERTa: deberta, deberta-v2 (also version 3).
+"""DeBERTa, versions 1 to 3: deberta, deberta-v2.
 
 transformers: models/deberta, models/deberta_v2.
 """
@@ -18,59 +18,70 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _deberta(c: Config) -> Table:
-    """DeBERTa 1: keys have no bias; the relative position embedding has a row per distance, and only the distances in
-    the sequence are projected.
+def _deberta(config: Config) -> Table:
+    """Reads DeBERTa 1: keys have no bias, and the position embedding has a row per distance.
+
+    Only the distances in the sequence are projected.
     """
-    c.must("talking_head", None, False)
-    block, span = bert_block(c), _span(c)
+    config.must("talking_head", None, False)
+    block, span = bert_block(config), _span(config)
     block["attention"].pop("k_bias")
-    return _model(c, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None)
+    return _model(
+        config, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None
+    )
 
 
-def _deberta_v2(c: Config) -> Table:
-    block, longest = bert_block(c), _span(c)
-    if c.has("attention_head_size") and c.size("attention_head_size") * c.size("num_attention_heads") != c.size(
-        "hidden_size"
-    ):
-        raise c.wrong("attention_head_size", c.get("attention_head_size"), "hidden_size / num_attention_heads")
-    buckets = c.get("position_buckets")
+def _deberta_v2(config: Config) -> Table:
+    block, longest = bert_block(config), _span(config)
+    if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
+        "num_attention_heads"
+    ) != config.size("hidden_size"):
+        raise config.wrong(
+            "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
+        )
+    buckets = config.get("position_buckets")
     binned = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
-    norm = layernorm(c.number("layer_norm_eps")) if "layer_norm" in _parts(c, "norm_rel_ebd") else None
-    position: Table = {"max_relative_positions": longest, **binned, "share_att_key": c.get("share_att_key") is True}
-    return _model(c, block, binned.get("position_buckets", longest), position, norm, _convolution(c))
+    norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _parts(config, "norm_rel_ebd") else None
+    position: Table = {
+        "max_relative_positions": longest,
+        **binned,
+        "share_att_key": config.get("share_att_key") is True,
+    }
+    return _model(config, block, binned.get("position_buckets", longest), position, norm, _convolution(config))
 
 
-def _convolution(c: Config) -> Table:
-    """The convolution in parallel with the first layer, in the larger models of version 2."""
-    if not c.has("conv_kernel_size") or c.count("conv_kernel_size") == 0:
+def _convolution(config: Config) -> Table:
+    """Returns the convolution in parallel with the first layer, in the larger models of version 2."""
+    if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
-    norm = layernorm(c.number("layer_norm_eps"))
+    norm = layernorm(config.number("layer_norm_eps"))
     table = {
-        "conv_kernel_size": c.size("conv_kernel_size"),
-        "conv_groups": c.size("conv_groups"),
-        "conv_act": c.choice(ACTIVATIONS, "conv_act"),
+        "conv_kernel_size": config.size("conv_kernel_size"),
+        "conv_groups": config.size("conv_groups"),
+        "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
     return {"side_convolution": {**table, "norm": norm}}
 
 
-def _model(c: Config, block: Table, span: int, position: Table, norm: Table | None, more: Table | None = None) -> Table:
-    c.must("embedding_size", None, c.size("hidden_size"))
-    if c.has("pooler_hidden_size") and c.size("pooler_hidden_size") != c.size("hidden_size"):
-        raise c.wrong("pooler_hidden_size", c.get("pooler_hidden_size"), "hidden_size")
-    stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(more or {})}
-    if c.flag("position_biased_input"):
-        stack["position"] = bert_positions(c)
-    stack |= token_types(c.count("type_vocab_size"))
-    if norm is not None and not c.flag("relative_attention"):
-        raise c.wrong("norm_rel_ebd", c.get("norm_rel_ebd"), "none without relative_attention")
-    if c.flag("relative_attention"):
+def _model(
+    config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
+) -> Table:
+    config.must("embedding_size", None, config.size("hidden_size"))
+    if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
+        raise config.wrong("pooler_hidden_size", config.get("pooler_hidden_size"), "hidden_size")
+    stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
+    if config.flag("position_biased_input"):
+        stack["position"] = bert_positions(config)
+    stack |= token_types(config.count("type_vocab_size"))
+    if norm is not None and not config.flag("relative_attention"):
+        raise config.wrong("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
+    if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
-        kinds = _parts(c, "pos_att_type")
+        kinds = _parts(config, "pos_att_type")
         if set(kinds) - {"c2p", "p2c"}:
-            raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p, p2c or both")
+            raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
         if position.get("share_att_key") and len({*kinds}) < 2:
-            raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
+            raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
         if kinds or position.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
@@ -79,24 +90,28 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
                 "p2c": "p2c" in kinds,
             }
     model: Table = (
-        {} if c.flag("legacy") else {"tie_word_embeddings": True}
+        {} if config.flag("legacy") else {"tie_word_embeddings": True}
     )  # the newer head always uses the embedding as its output projection
-    model |= {} if c.flag("position_biased_input") else {"max_position_embeddings": c.size("max_position_embeddings")}
-    return encoder(c, block, stack, bert_head(c, bert_act(c)), bert_score("gelu"), **model)
+    model |= (
+        {}
+        if config.flag("position_biased_input")
+        else {"max_position_embeddings": config.size("max_position_embeddings")}
+    )
+    return encoder(config, block, stack, bert_head(config, bert_act(config)), bert_score("gelu"), **model)
 
 
-def _span(c: Config) -> int:
-    """The largest relative distance with its own embedding."""
-    given = c.get("max_relative_positions")
-    return given if is_whole(given) and given > 0 else c.size("max_position_embeddings")
+def _span(config: Config) -> int:
+    """Returns the largest relative distance with its own embedding."""
+    distance = config.get("max_relative_positions")
+    return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 
 
-def _parts(c: Config, name: str) -> list[str]:
+def _parts(config: Config, name: str) -> list[str]:
     """Reads a list of strings, or one string with bars between its parts."""
-    value = c.get(name)
+    value = config.get(name)
     if value is None:
         return []
-    texts = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else c.texts(name)
+    texts = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else config.texts(name)
     return [text for text in texts if text not in ("", "none")]
 
 
@@ -142,20 +157,20 @@ IGNORED = OLD | {
 }
 
 
-def _distances(s: Facts) -> Any:
-    return s.typed("disentangled")
+def _distances(facts: Facts) -> Any:
+    return facts.typed("disentangled")
 
 
-def _position_terms(s: Facts) -> list[str]:
+def _position_terms(facts: Facts) -> list[str]:
     try:
-        position = _distances(s)
+        position = _distances(facts)
     except Absent:
         return []
     return [term for term in ("c2p", "p2c") if getattr(position, term)]
 
 
 def _of_convolution(field: str) -> Value:
-    return lambda s: getattr(present(s.first.side_convolution), field)
+    return lambda facts: getattr(present(facts.first.side_convolution), field)
 
 
 DEBERTA_WRITES: Writes = {

@@ -10,33 +10,35 @@ from typing import Any
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
-from .bert import DECODER, OLD, ROBERTA_MODULES, after_padding, bert_head, bert_score
+from .bert import DECODER, OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 
-def _esm(c: Config) -> Table:
-    if architecture(c).endswith("ForProteinFolding"):
-        raise c.wrong("architectures", architecture(c), "EsmForMaskedLM or another class without protein folding")
-    c.must("is_decoder", False)
-    norm, heads = layernorm(c.number("layer_norm_eps")), c.size("num_attention_heads")
-    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+def _esm(config: Config) -> Table:
+    if architecture(config).endswith("ForProteinFolding"):
+        raise config.wrong(
+            "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
+        )
+    config.must("is_decoder", False)
+    norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     block = {
         "attention": mixer,
-        "feed_forward": mlp(c.size("intermediate_size"), "gelu"),
+        "feed_forward": mlp(config.size("intermediate_size"), "gelu"),
         "norm": norm,
         "norm_placement": "pre",
     }
     stack: Table = {"final_norm": norm}
-    model: Table = {**pooler(c.head == "none"), "contact_head": {}}
-    kind = c.get("position_embedding_type")
+    model: Table = {**pooler(config.head == "none"), "contact_head": {}}
+    kind = config.get("position_embedding_type")
     if kind == "absolute":
-        stack["position"] = after_padding(c)
+        stack["position"] = padded_positions(config)
     elif kind == "rotary":
-        mixer["position"] = rope(c)
-    c.must("emb_layer_norm_before", None, False, True)
-    if c.get("emb_layer_norm_before"):
+        mixer["position"] = rope(config)
+    config.must("emb_layer_norm_before", None, False, True)
+    if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
-    return encoder(c, block, stack, bert_head(c, "gelu"), bert_score("tanh"), **model)
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
 
 
 DEFAULTS: dict[str, Any] = {

@@ -1,5 +1,6 @@
-"""Encoders with rotary positions, most with gated FFNs: modernbert and its decoder, eurobert, nomic_bert, gte,
-jina_embeddings_v3.
+"""Encoders with rotary positions, most of them with gated FFNs.
+
+modernbert and its decoder, eurobert, nomic_bert, gte, jina_embeddings_v3.
 
 transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte,
     models/jina_embeddings_v3.
@@ -23,16 +24,16 @@ from ...parts import (
     decoder,
     encoder,
     glu,
-    headed,
+    head_table,
     labels,
     layer_pattern,
     layernorm,
-    listed,
+    listed_kinds,
     mlp,
-    of_sequences,
     pooler,
     rmsnorm,
     rope,
+    scores_sequences,
     token_types,
 )
 from ...writes import UNPADDED, Writes
@@ -42,38 +43,49 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _modernbert(c: Config) -> Table:
-    window = 2 * (c.size("sliding_window") if c.has("sliding_window") else c.size("local_attention") // 2) + 1
-    block, stack = _modern(c, window)
+def _modernbert(config: Config) -> Table:
+    window = (
+        2 * (config.size("sliding_window") if config.has("sliding_window") else config.size("local_attention") // 2) + 1
+    )
+    block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
-    if c.head == "classification":
-        model["head"] = {**headed(c, None, {"over": "sequence"}, labels(c)), "transform": _transform(c, norm)}
-    return encoder(c, block, {**stack, "final_norm": norm}, _modern_head(c, norm), {"over": "sequence"}, **model)
+    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    if config.head == "classification":
+        model["head"] = {
+            **head_table(config, None, {"over": "sequence"}, labels(config)),
+            "transform": _transform(config, norm),
+        }
+    return encoder(
+        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model
+    )
 
 
-def _modernbert_decoder(c: Config) -> Table:
-    window = c.size("sliding_window") if c.has("sliding_window") else max(1, c.size("local_attention") // 2)
-    block, stack = _modern(c, window)
+def _modernbert_decoder(config: Config) -> Table:
+    window = (
+        config.size("sliding_window") if config.has("sliding_window") else max(1, config.size("local_attention") // 2)
+    )
+    block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    score = {"over": "token", "bias": c.flag("classifier_bias"), "transform": _transform(c, norm)}
-    return decoder(c, block, norm, _modern_head(c, norm), stack, score)
+    score = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _transform(config, norm)}
+    return decoder(config, block, norm, _modern_head(config, norm), stack, score)
 
 
-def _modern(c: Config, window: int) -> tuple[Table, Table]:
-    """(a layer, the stack's other fields): local and global layers.
+def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
+    """Returns ModernBERT's layer and the stack's other fields, with local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
-    norm, depth = layernorm(c.number("norm_eps"), bias=c.flag("norm_bias")), c.size("num_hidden_layers")
-    every = c.size("global_attn_every_n_layers")
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % every else "full" for i in range(depth)])
-    heads = c.size("num_attention_heads")
-    c.divided("num_attention_heads", c.size("hidden_size"), heads)  # the class reads no head_dim
-    mixer = {"num_attention_heads": heads, "position": rope(c), **biases(c.flag("attention_bias"), *QKVO)}
+    norm, depth = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")), config.size("num_hidden_layers")
+    global_period = config.size("global_attn_every_n_layers")
+    kinds = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % global_period else "full" for i in range(depth)]
+    )
+    heads = config.size("num_attention_heads")
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
+    mixer = {"num_attention_heads": heads, "position": rope(config), **biases(config.flag("attention_bias"), *QKVO)}
     block = {
         "attention": mixer,
-        "feed_forward": glu(c, c.flag("mlp_bias"), act="hidden_activation"),
+        "feed_forward": glu(config, config.flag("mlp_bias"), act="hidden_activation"),
         "norm": norm,
         "norm_placement": "pre",
     }
@@ -84,29 +96,34 @@ def _modern(c: Config, window: int) -> tuple[Table, Table]:
     return block, {"variants": variants, **layer_pattern(names), "embedding_norm": norm}
 
 
-def _transform(c: Config, norm: Table) -> Table:
+def _transform(config: Config, norm: Table) -> Table:
     return {
-        "hidden_act": c.choice(ACTIVATIONS, "classifier_activation"),
-        "bias": c.flag("classifier_bias"),
+        "hidden_act": config.choice(ACTIVATIONS, "classifier_activation"),
+        "bias": config.flag("classifier_bias"),
         "norm": norm,
     }
 
 
-def _modern_head(c: Config, norm: Table) -> Table:
-    return {"bias": c.flag("decoder_bias"), "transform": _transform(c, norm)}
+def _modern_head(config: Config, norm: Table) -> Table:
+    return {"bias": config.flag("decoder_bias"), "transform": _transform(config, norm)}
 
 
-def _eurobert(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    block = {"attention": mixer, "feed_forward": glu(c, c.flag("mlp_bias")), "norm": norm, "norm_placement": "pre"}
-    over = c.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
+def _eurobert(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
-        c,
+        config,
         block,
         {"final_norm": norm},
-        {"bias": c.flag("mlp_bias")},
-        {"over": over, "transform": {"hidden_act": "gelu", "norm": None}},
+        {"bias": config.flag("mlp_bias")},
+        {"over": unit, "transform": {"hidden_act": "gelu", "norm": None}},
     )
 
 
@@ -123,73 +140,83 @@ OTHER_NOMIC_NAMES = {
 """Field in the checkpoints' own code, which is GPT-2's → field that the class of transformers reads."""
 
 
-def _nomic_bert(c: Config) -> Table:
-    """nomic-bert. The class does not read GPT-2's names in the published configs, so they must have its values."""
-    for name, usual in OTHER_NOMIC_NAMES.items():
-        if c.has(name) and c.get(name) != c.get(usual):
-            raise c.wrong(name, c.get(name), f"{c.get(usual)}, which is {usual}: the class does not read {name}")
-    if c.has("activation_function") and c.choice(GATED, "activation_function") != c.choice(GATED, "hidden_act"):
-        raise c.wrong(
+def _nomic_bert(config: Config) -> Table:
+    """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
+    for name, class_name in OTHER_NOMIC_NAMES.items():
+        if config.has(name) and config.get(name) != config.get(class_name):
+            raise config.wrong(
+                name,
+                config.get(name),
+                f"{config.get(class_name)}, which is {class_name}: the class does not read {name}",
+            )
+    if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
+        GATED, "hidden_act"
+    ):
+        raise config.wrong(
             "activation_function",
-            c.get("activation_function"),
-            f"the activation of hidden_act ({c.get('hidden_act')}): the class does not read activation_function",
+            config.get("activation_function"),
+            f"the activation of hidden_act ({config.get('hidden_act')}): the class does not read activation_function",
         )
     for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
-        c.must(name, None, False)
-    norm = layernorm(c.number("layer_norm_eps"))
+        config.must(name, None, False)
+    norm = layernorm(config.number("layer_norm_eps"))
     network = {
-        "intermediate_size": c.size("intermediate_size"),
-        "hidden_act": c.choice(GATED, "hidden_act"),
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": config.choice(GATED, "hidden_act"),
         "gated": True,
     }
-    mixer: Table = {"num_attention_heads": c.size("num_attention_heads"), "position": rope(c)}
-    if c.maybe("head_dim") is not None:
-        mixer["head_dim"] = c.size("head_dim")
+    mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
+    if config.maybe("head_dim") is not None:
+        mixer["head_dim"] = config.size("head_dim")
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    types = c.count("type_vocab_size")
+    types = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(types)}
-    head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
-    return encoder(c, block, stack, head, {}, **pooler(of_sequences(c)))
+    head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
+    return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
 
 
-def _gte(c: Config) -> Table:
+def _gte(config: Config) -> Table:
     network = {
-        "intermediate_size": c.size("intermediate_size"),
-        "hidden_act": bert_act(c),
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": bert_act(config),
         "gated": True,
         "down_bias": True,
     }
-    return _turned(c, network, 160000.0, {}, pooled=of_sequences(c))
+    return _rotary_encoder(config, network, 160000.0, {}, has_pooler=scores_sequences(config))
 
 
-def _jina_embeddings_v3(c: Config) -> Table:
-    """jina-embeddings-v3 without the low-rank adapters of its tasks, which another library implements."""
-    return _turned(
-        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooled=c.head == "none"
+def _jina_embeddings_v3(config: Config) -> Table:
+    """Reads jina-embeddings-v3, without its per-task low-rank adapters, which another library implements."""
+    return _rotary_encoder(
+        config,
+        mlp(config.size("intermediate_size"), bert_act(config)),
+        20000.0,
+        bert_score("tanh"),
+        has_pooler=config.head == "none",
     )
 
 
-def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool) -> Table:
-    """BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
+def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
+    """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
     norm, types, heads = (
-        layernorm(c.number("layer_norm_eps")),
-        c.count("type_vocab_size"),
-        c.size("num_attention_heads"),
+        layernorm(config.number("layer_norm_eps")),
+        config.count("type_vocab_size"),
+        config.size("num_attention_heads"),
     )
     size = (
-        c.maybe("head_dim")
-        or c.size("hidden_size") // heads
-        or c.divided("num_attention_heads", c.size("hidden_size"), heads)
+        config.maybe("head_dim")
+        or config.size("hidden_size") // heads
+        or config.divided("num_attention_heads", config.size("hidden_size"), heads)
     )
     mixer = {
         "num_attention_heads": heads,
         "head_dim": size,
-        "position": {"rope_theta": theta, **rope(c)},
+        "position": {"rope_theta": theta, **rope(config)},
         **biases(True, *QKVO),
     }
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
     stack = {"embedding_norm": norm, **token_types(types)}
-    return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(pooled))
+    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
 MODERN: dict[str, Any] = {
@@ -281,8 +308,8 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(s: Facts) -> str:
-    return "bos" if isinstance(s.spec.head, Classifier) and s.spec.head.over == "sequence" else "late"
+def _pooling(facts: Facts) -> str:
+    return "bos" if isinstance(facts.spec.head, Classifier) and facts.spec.head.over == "sequence" else "late"
 
 
 MODERN_WRITES: Writes = {

@@ -11,7 +11,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
+from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import (
     BERT_MODULES,
     COMMON,
@@ -30,45 +30,45 @@ if TYPE_CHECKING:
     from .....model import ModelSpec
 
 
-def _bert_generation(c: Config) -> Table:
-    """BERT generation: a plain output projection, and no segment embedding."""
-    stack = bert_stack(c)
+def _bert_generation(config: Config) -> Table:
+    """Reads BERT generation: a plain output projection, and no segment embedding."""
+    stack = bert_stack(config)
     stack.pop("token_types", None)  # its configs may have segments
-    return encoder(c, bert_block(c), stack, {"bias": True})
+    return encoder(config, bert_block(config), stack, {"bias": True})
 
 
-def _rembert(c: Config) -> Table:
-    """RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
-    width = c.size("input_embedding_size")
-    c.asked.add("tie_word_embeddings")
-    head = bert_head(c, bert_act(c))
-    head["transform"]["size"] = c.size("output_embedding_size")
+def _rembert(config: Config) -> Table:
+    """Reads RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
+    width = config.size("input_embedding_size")
+    config.fields_read.add("tie_word_embeddings")
+    head = bert_head(config, bert_act(config))
+    head["transform"]["size"] = config.size("output_embedding_size")
     model: Table = {
         "embedding_size": width,
         "tie_word_embeddings": False,
-        **pooler(c.head == "none" or of_sequences(c)),
+        **pooler(config.head == "none" or scores_sequences(config)),
     }
-    return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
+    return encoder(config, bert_block(config), {**bert_stack(config), "input_size": width}, head, {}, **model)
 
 
-def _roformer(c: Config) -> Table:
-    """RoFormer: rotary positions, whose sines and cosines are a table in the class."""
-    if architecture(c).endswith(OF_CHOICES):
-        c.must("summary_use_proj", None, False)
-    block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
+def _roformer(config: Config) -> Table:
+    """Reads RoFormer: rotary positions, whose sines and cosines are a table in the class."""
+    if architecture(config).endswith(OF_CHOICES):
+        config.must("summary_use_proj", None, False)
+    block, stack, width = bert_block(config), bert_stack(config), config.maybe("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
-    model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
-    if width not in (None, c.size("hidden_size")):
+    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    if width not in (None, config.size("hidden_size")):
         model["embedding_size"] = stack["input_size"] = width
-    if architecture(c).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
+    if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
         model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
-        c,
+        config,
         block,
         stack,
-        bert_head(c, bert_act(c)),
-        {} if architecture(c).endswith(OF_CHOICES) else bert_score(bert_act(c)),
+        bert_head(config, bert_act(config)),
+        {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_act(config)),
         **model,
     )
 
@@ -84,8 +84,8 @@ ROFORMER: dict[str, Any] = {
 }
 
 
-def _table_of_turns(spec: ModelSpec) -> Number:
-    """Elements of the table of sines and cosines: one row of a head's width per position."""
+def _sinusoid_elements(spec: ModelSpec) -> Number:
+    """Returns the number of elements of the sine and cosine table: a row of a head's width per position."""
     mixer = spec.main.block.attention
     return (
         spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
@@ -98,7 +98,7 @@ HOLDS_SINES = Deviation(
     "RoFormer's sines",
     "the sines and cosines of RoPE are a frozen table among its parameters",
     "parameters",
-    more=_table_of_turns,
+    more=_sinusoid_elements,
 )
 
 MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)

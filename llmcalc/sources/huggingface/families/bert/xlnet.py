@@ -9,36 +9,40 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, of_sequences
+from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, scores_sequences
 
 SIMPLE = OF_ANSWERS + "Simple"
 """Class-name suffix of the question-answering class with one linear layer; the other class uses beam search."""
 
 
-def _xlnet(c: Config) -> Table:
-    name, heads, norm = architecture(c), c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps"))
+def _xlnet(config: Config) -> Table:
+    name, heads, norm = (
+        architecture(config),
+        config.size("num_attention_heads"),
+        layernorm(config.number("layer_norm_eps")),
+    )
     if name.endswith(OF_ANSWERS):
-        raise c.wrong("architectures", name, f"XLNet{SIMPLE} or another class without beam search over answers")
-    c.must("attn_type", "bi")
-    c.must("bi_data", False)
-    size = c.divided("n_head", c.size("hidden_size"), heads)
-    if c.maybe("d_head") not in (None, size):
-        raise c.wrong("d_head", c.get("d_head"), f"d_model / n_head ({size})")
+        raise config.wrong("architectures", name, f"XLNet{SIMPLE} or another class without beam search over answers")
+    config.must("attn_type", "bi")
+    config.must("bi_data", False)
+    size = config.divided("n_head", config.size("hidden_size"), heads)
+    if config.maybe("d_head") not in (None, size):
+        raise config.wrong("d_head", config.get("d_head"), f"d_model / n_head ({size})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
-    network = mlp(c.size("d_inner"), c.choice(ACTIVATIONS, "ff_activation"))
+    network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
     model: Table = {}
     if name.endswith(SIMPLE):
-        c.head = "classification"
-        model["head"] = {"type": "classification", "num_labels": labels(c), "over": "token"}
+        config.head = "classification"
+        model["head"] = {"type": "classification", "num_labels": labels(config), "over": "token"}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    return encoder(c, block, {"second_stream": {}}, {"bias": True}, _summary(c), **model)
+    return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary(config), **model)
 
 
-def _summary(c: Config) -> Table:
-    """A score of one token, with an optional linear layer before it."""
-    if not of_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
+def _summary(config: Config) -> Table:
+    """Returns a classifier of one token, with an optional linear layer before it."""
+    if not scores_sequences(config) or architecture(config).endswith(SIMPLE) or not config.flag("summary_use_proj"):
         return {}
-    c.must("summary_proj_to_labels", None, False)
+    config.must("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 

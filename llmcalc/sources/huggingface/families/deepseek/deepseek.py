@@ -1,4 +1,4 @@
-"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, DeepSeek-V3 and similar models.
+"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, V3 and similar models.
 
 transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; only dense
     layers: models/minicpm3, models/youtu. Kimi K2's configs are DeepSeek-V3's with another model type.
@@ -10,37 +10,43 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
 
-def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
-    """Latent attention under DeepSeek's field names. value: default of v_head_dim, for configs that may omit it."""
+def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
+    """Returns latent attention under DeepSeek's field names. value: default of v_head_dim; None to require it."""
     return {
         "type": "mla",
-        "num_attention_heads": c.size("num_attention_heads"),
-        "q_lora_rank": c.maybe("q_lora_rank"),
-        "kv_lora_rank": c.size("kv_lora_rank"),
-        "qk_nope_head_dim": c.size("qk_nope_head_dim"),
-        "qk_rope_head_dim": c.size("qk_rope_head_dim"),
-        "v_head_dim": value or c.size("v_head_dim"),
-        "attention_bias": c.flag("attention_bias"),
-        "position": whole_rope(c),
+        "num_attention_heads": config.size("num_attention_heads"),
+        "q_lora_rank": config.maybe("q_lora_rank"),
+        "kv_lora_rank": config.size("kv_lora_rank"),
+        "qk_nope_head_dim": config.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": config.size("qk_rope_head_dim"),
+        "v_head_dim": value or config.size("v_head_dim"),
+        "attention_bias": config.flag("attention_bias"),
+        "position": full_rope(config),
         **fields,
     }
 
 
-def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts", **fields: Any) -> Table:
-    """DeepSeek's experts, with the shared experts as one FFN of their total width.
+def routed(config: Config, shared_bias: bool = False, other_name: str = "num_local_experts", **fields: Any) -> Table:
+    """Returns DeepSeek's experts, with the shared experts as one FFN of their total width.
 
-    also: another name that the class accepts for n_routed_experts.
+    other_name: another name that the class accepts for n_routed_experts.
     """
-    width, shared = (
-        c.size("moe_intermediate_size"),
-        0 if c.get("n_shared_experts") is None else c.count("n_shared_experts"),
+    width, shared_count = (
+        config.size("moe_intermediate_size"),
+        0 if config.get("n_shared_experts") is None else config.count("n_shared_experts"),
     )
-    wide = glu(c, shared_bias, width * shared) if shared else None
-    return moe(c.size("n_routed_experts", also), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
+    shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
+    return moe(
+        config.size("n_routed_experts", other_name),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        shared_expert,
+        **fields,
+    )
 
 
 SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
@@ -48,75 +54,86 @@ SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigm
 
 
 def deepseek(
-    c: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
+    config: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
 ) -> Table:
-    """Pre-norm layers, `dense` or `moe`, and the MTP modules of the config.
+    """Returns a model of pre-norm layers, `dense` or `moe`, with the MTP modules of the config.
 
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
-    c.must("moe_layer_freq", 1)
-    norm, kinds = rmsnorm(c.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
-    network = glu(c, mlp_bias) if "dense" in names else experts
+    config.must("moe_layer_freq", 1)
+    norm, kinds = rmsnorm(config.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    network = glu(config, mlp_bias) if "dense" in names else experts
     block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((names, kinds)), **prediction(c))
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)), **prediction(config))
 
 
-def _deepseek_v2(c: Config) -> Table:
-    if c.flag("mlp_bias") and c.get("n_shared_experts") == 0:
-        raise c.wrong(
+def _deepseek_v2(config: Config) -> Table:
+    if config.flag("mlp_bias") and config.get("n_shared_experts") == 0:
+        raise config.wrong(
             "n_shared_experts",
             0,
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mla(c), routed(c, c.flag("mlp_bias"), "num_experts"), names, c.flag("mlp_bias"))
-
-
-def _deepseek_v3(c: Config) -> Table:
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mla(c), routed(c, **SIGMOID), names)
-
-
-def _mistral4(c: Config) -> Table:
-    c.must("mlp_bias", False)
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mla(c), routed(c), names)
-
-
-def _glm4_moe_lite(c: Config) -> Table:
-    if not c.has("mlp_layer_types"):
-        c.must("first_k_dense_replace", 1)
-    latent = mla(
-        c, qk_rope_head_dim=c.size("qk_rope_head_dim", "head_dim")
-    )  # head_dim is another name for it in the class
-    return deepseek(c, latent, routed(c, **SIGMOID), dense_or_moe(c, c.size("num_hidden_layers"), 1))
-
-
-def _axk1(c: Config) -> Table:
-    """A.X-K1: a norm on the output of the experts only."""
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek(
-        c, mla(c), routed(c, **SIGMOID), names, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
+        config, mla(config), routed(config, config.flag("mlp_bias"), "num_experts"), names, config.flag("mlp_bias")
     )
 
 
-def _minicpm3(c: Config) -> Table:
-    """MiniCPM3: scaling factors of embeddings, residuals and logits are not matrix products."""
-    value = c.maybe("v_head_dim") or c.divided(
-        "num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")
+def _deepseek_v3(config: Config) -> Table:
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek(config, mla(config), routed(config, **SIGMOID), names)
+
+
+def _mistral4(config: Config) -> Table:
+    config.must("mlp_bias", False)
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek(config, mla(config), routed(config), names)
+
+
+def _glm4_moe_lite(config: Config) -> Table:
+    if not config.has("mlp_layer_types"):
+        config.must("first_k_dense_replace", 1)
+    latent = mla(
+        config, qk_rope_head_dim=config.size("qk_rope_head_dim", "head_dim")
+    )  # head_dim is another name for it in the class
+    return deepseek(
+        config, latent, routed(config, **SIGMOID), dense_or_moe(config, config.size("num_hidden_layers"), 1)
     )
-    return _dense(c, mla(c, value), c.flag("mlp_bias"))
 
 
-def _youtu(c: Config) -> Table:
-    c.must("mlp_bias", False)
-    return _dense(c, mla(c))
+def _axk1(config: Config) -> Table:
+    """Reads A.X-K1: a norm on the output of the experts only."""
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek(
+        config,
+        mla(config),
+        routed(config, **SIGMOID),
+        names,
+        norm_placement="sandwich",
+        without_norms=["self_attn_post_norm"],
+    )
 
 
-def _dense(c: Config, attention: Table, mlp_bias: bool = False) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
+def _minicpm3(config: Config) -> Table:
+    """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
+    value = config.maybe("v_head_dim") or config.divided(
+        "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
+    )
+    return _dense(config, mla(config, value), config.flag("mlp_bias"))
+
+
+def _youtu(config: Config) -> Table:
+    config.must("mlp_bias", False)
+    return _dense(config, mla(config))
+
+
+def _dense(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
-        c, {"attention": attention, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}, norm
+        config,
+        {"attention": attention, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"},
+        norm,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family, Modules
-from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, uncounted_prediction, whole_rope
+from ...parts import Table, combined_kinds, decoder, full_rope, glu, listed_kinds, moe, rmsnorm, uncounted_prediction
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -22,88 +22,95 @@ KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
 RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
-def _deepseek_v4(c: Config) -> Table:
-    uncounted_prediction(c)
-    c.must("n_shared_experts", 1)
+def _deepseek_v4(config: Config) -> Table:
+    uncounted_prediction(config)
+    config.must("n_shared_experts", 1)
     depth, norm, width = (
-        c.size("num_hidden_layers"),
-        rmsnorm(c.number("rms_norm_eps")),
-        c.size("moe_intermediate_size", "intermediate_size"),
+        config.size("num_hidden_layers"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("moe_intermediate_size", "intermediate_size"),
     )
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    position: Table = whole_rope(c)
+    position: Table = full_rope(config)
     mixer: Table = {
         "type": "compressed",
-        **{field: c.size(field) for field in fields},
-        "qk_rope_head_dim": _turned(c),
+        **{field: config.size(field) for field in fields},
+        "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
         "position": position,
     }
-    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    rates = _rates(c)
+    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    rates = _rates(config)
     kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased = glu(c, c.flag("mlp_bias"), width)
-    scoring = _scoring(c)
+    biased = glu(config, config.flag("mlp_bias"), width)
+    scoring = _scoring(config)
     tabled: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
-        c.size("n_routed_experts", "num_local_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=width),
+        config.size("n_routed_experts", "num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
         biased,
         router={"scoring_func": scoring},
     )
     networks: Table = {
-        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": c.size("vocab_size")}}},
+        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": config.size("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
-        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": c.size("hc_mult"),
-        "hc_sinkhorn_iters": c.size("hc_sinkhorn_iters"),
+        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": config.size("hc_mult"),
+        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = crossed((_sights(c, depth), kinds), (_routing(c, depth), networks))
-    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
+    stack = combined_kinds((_attention_kinds(config, depth), kinds), (_routing(config, depth), networks))
+    return decoder(
+        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
+    )
 
 
-def _turned(c: Config) -> int:
-    """The number of rotary dimensions of a head."""
-    if c.has("partial_rotary_factor"):
-        return floor(c.size("head_dim") * c.number("partial_rotary_factor"))
-    return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else floor(c.size("head_dim") * 64 / 512)
+def _rotary_dims(config: Config) -> int:
+    """Returns the number of rotary dimensions of a head."""
+    if config.has("partial_rotary_factor"):
+        return floor(config.size("head_dim") * config.number("partial_rotary_factor"))
+    return (
+        config.size("qk_rope_head_dim") if config.has("qk_rope_head_dim") else floor(config.size("head_dim") * 64 / 512)
+    )
 
 
-def _rates(c: Config) -> dict[str, int]:
-    """Tokens per compressed entry, by kind of layer; two older field names take precedence over the table."""
-    given = c.table("compress_rates") if c.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    rates = Config(given, {}, c.model_type, c.head, f"{c.where}compress_rates.")
-    older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
-    return {kind: c.size(name) if c.has(name) else rates.size(kind) for kind, name in older.items()}
+def _rates(config: Config) -> dict[str, int]:
+    """Returns the tokens per compressed entry, by kind of layer; two older field names replace the table's values."""
+    table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
+    rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
+    older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+    return {kind: config.size(name) if config.has(name) else rates.size(kind) for kind, name in older_names.items()}
 
 
-def _sights(c: Config, depth: int) -> list[str]:
-    """The kind of attention of each layer: as listed, or from the compression ratios of an older config.
+def _attention_kinds(config: Config, depth: int) -> list[str]:
+    """Returns the kind of attention of each layer: as listed, or from the compression ratios of an older config.
 
     The ratios may include the MTP module's.
     """
     default = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
-    if c.has("compress_ratios") and not c.has("layer_types"):
-        ratios = c.sizes("compress_ratios")
+    if config.has("compress_ratios") and not config.has("layer_types"):
+        ratios = config.sizes("compress_ratios")
         if len(ratios) < depth or not {*ratios} <= {*RATIOS}:
-            raise c.wrong("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
+            raise config.wrong("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
         default = [RATIOS[ratio] for ratio in ratios[:depth]]
-    return listed(c, "layer_types", KINDS, default)
+    return listed_kinds(config, "layer_types", KINDS, default)
 
 
-def _routing(c: Config, depth: int) -> list[str]:
-    """The kind of routing of each layer: by a hash of the token or by a router."""
-    first = c.count("num_hash_layers") if c.has("num_hash_layers") else 3
-    return listed(
-        c, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, ["hash" if i < first else "moe" for i in range(depth)]
+def _routing(config: Config, depth: int) -> list[str]:
+    """Returns the kind of routing of each layer: by a hash of the token or by a router."""
+    hash_layers = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
+    return listed_kinds(
+        config,
+        "mlp_layer_types",
+        {"hash_moe": "hash", "moe": "moe"},
+        ["hash" if i < hash_layers else "moe" for i in range(depth)],
     )
 
 
-def _scoring(c: Config) -> str:
-    scoring: str = c.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
+def _scoring(config: Config) -> str:
+    scoring: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
     return scoring
 
 
@@ -137,15 +144,17 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _compressed(s: Facts) -> list[str]:
-    """The kinds of layers in DeepSeek-V4's names."""
+def _compressed(facts: Facts) -> list[str]:
+    """Returns the kinds of layers in DeepSeek-V4's names."""
     kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
-    return [kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in s.mixers]
+    return [
+        kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in facts.mixers
+    ]
 
 
-def _rates_by_kind(s: Facts) -> dict[str, int]:
-    """Kind of layer with compressed entries → tokens per entry."""
-    kinds = zip(_compressed(s), s.mixers, strict=True)
+def _rates_by_kind(facts: Facts) -> dict[str, int]:
+    """Returns kind of layer with compressed entries → tokens per entry."""
+    kinds = zip(_compressed(facts), facts.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
     }

@@ -10,81 +10,91 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import DENSE_OR_MOE, Table, crossed, decoder, dense_or_moe, glu, listed, prediction, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, prediction, rmsnorm
 from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
 
 
-def _deepseek_v32(c: Config) -> Table:
-    return _sparse(c, ["full"] * c.size("num_hidden_layers"))
+def _deepseek_v32(config: Config) -> Table:
+    return _sparse(config, ["full"] * config.size("num_hidden_layers"))
 
 
-def _glm_moe_dsa(c: Config) -> Table:
-    choices = _choices(c, c.size("num_hidden_layers"))
+def _glm_moe_dsa(config: Config) -> Table:
+    choices = _indexer_kinds(config, config.size("num_hidden_layers"))
     if choices[0] != "full":
-        raise c.wrong(
+        raise config.wrong(
             "indexer_types",
-            c.get("indexer_types"),
+            config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    return _sparse(c, choices)
+    return _sparse(config, choices)
 
 
-def _choices(c: Config, depth: int) -> list[str]:
-    """Whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
+def _indexer_kinds(config: Config, depth: int) -> list[str]:
+    """Returns whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
 
     The config has a list, a pattern, or an interval.
     """
-    if c.has("index_topk_pattern") and not c.has("indexer_types"):
-        pattern = c.get("index_topk_pattern")
-        named = [{"F": "full", "S": "shared"}.get(p, p) for p in pattern] if isinstance(pattern, str | list) else []
-        if len(named) != depth or not {*named} <= {"full", "shared"}:
-            raise c.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
-        return named
-    every = max(c.count("index_topk_freq"), 1)
-    offset = c.count("index_skip_topk_offset")
-    default = ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(depth)]
-    return listed(c, "indexer_types", {"full": "full", "shared": "shared"}, default)
+    if config.has("index_topk_pattern") and not config.has("indexer_types"):
+        pattern = config.get("index_topk_pattern")
+        pattern_kinds = (
+            [{"F": "full", "S": "shared"}.get(p, p) for p in pattern] if isinstance(pattern, str | list) else []
+        )
+        if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
+            raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
+        return pattern_kinds
+    period = max(config.count("index_topk_freq"), 1)
+    offset = config.count("index_skip_topk_offset")
+    default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+    return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 
-def _sparse(c: Config, choices: list[str]) -> Table:
-    c.must("moe_layer_freq", 1)
-    c.must("mlp_bias", False)
+def _sparse(config: Config, choices: list[str]) -> Table:
+    config.must("moe_layer_freq", 1)
+    config.must("mlp_bias", False)
     norm, indexer = (
-        rmsnorm(c.number("rms_norm_eps")),
-        {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+        rmsnorm(config.number("rms_norm_eps")),
+        {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
     )
-    networks = dense_or_moe(c, len(choices), c.count("first_k_dense_replace"))
-    experts = routed(c, **SIGMOID)
-    network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
-    block = {"attention": mla(c, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
-    ahead = prediction(c)
-    if ahead and "shared" in choices:
-        ahead["mtp"]["layer"] = next(name for name in ("full-moe", "full-dense", "full") if name in stack["variants"])
-    return decoder(c, block, norm, stack=stack, **ahead)
+    networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
+    experts = routed(config, **SIGMOID)
+    network, kinds = glu(config) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    block = {"attention": mla(config, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    stack = combined_kinds(
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+    )
+    mtp_fields = prediction(config)
+    if mtp_fields and "shared" in choices:
+        mtp_fields["mtp"]["layer"] = next(
+            name for name in ("full-moe", "full-dense", "full") if name in stack["variants"]
+        )
+    return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-def _axk2(c: Config) -> Table:
-    """A.X-K2: the norm before a dense FFN has no gate."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    first, every = (
-        (c.count("first_k_dense_replace"), c.size("moe_layer_freq")) if not c.has("mlp_layer_types") else (0, 1)
+def _axk2(config: Config) -> Table:
+    """Reads A.X-K2: the norm before a dense FFN has no gate."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    first_moe, period = (
+        (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
+        if not config.has("mlp_layer_types")
+        else (0, 1)
     )
-    default = ["moe" if i >= first and i % every == 0 else "dense" for i in range(depth)]
-    networks, experts = listed(c, "mlp_layer_types", DENSE_OR_MOE, default), routed(c, **SIGMOID)
-    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    default = ["moe" if i >= first_moe and i % period == 0 else "dense" for i in range(depth)]
+    networks, experts = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default), routed(config, **SIGMOID)
+    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     kinds: Table = {
-        "dense": {"feed_forward": {"type": "mlp", **glu(c)}, "feed_forward_gate": False} if "dense" in networks else {},
+        "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
+        if "dense" in networks
+        else {},
         "moe": {},
     }
     block = {
         "type": "gated_norm",
-        "attention": mla(c, indexer=indexer, query_gate=True),
+        "attention": mla(config, indexer=indexer, query_gate=True),
         "feed_forward": experts,
         "norm": norm,
-        "gated_norm_rank": c.size("gated_norm_rank"),
+        "gated_norm_rank": config.size("gated_norm_rank"),
     }
-    return decoder(c, block, norm, stack=crossed((networks, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((networks, kinds)))
 
 
 SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}

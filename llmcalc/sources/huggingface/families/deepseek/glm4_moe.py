@@ -1,5 +1,6 @@
-"""Grouped-query attention with DeepSeek's experts after some dense layers: GLM-4.5, dots.llm1; MiniMax-M2 has experts
-in every layer.
+"""Grouped-query attention with DeepSeek's experts: GLM-4.5, dots.llm1, MiniMax-M2.
+
+Some first layers are dense; MiniMax-M2 has experts in every layer.
 
 transformers: models/glm4_moe, models/dots1, models/minimax_m2.
 """
@@ -17,11 +18,11 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -31,40 +32,51 @@ from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, deepseek, routed
 
 
-def _glm4_moe(c: Config) -> Table:
-    """GLM-4.5: o_proj has no bias, whatever attention_bias says."""
-    norm = qk_norm(rmsnorm(c.number("rms_norm_eps"))) if c.flag("use_qk_norm") else {}
-    mixer = attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKV), **norm)
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mixer, routed(c, **SIGMOID), names)
+def _glm4_moe(config: Config) -> Table:
+    """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
+    norm = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
+    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek(config, mixer, routed(config, **SIGMOID), names)
 
 
-def _dots1(c: Config) -> Table:
-    c.must("moe_layer_freq", 1)
-    depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
-    first = depth if window is None else c.count("max_window_layers")
-    ranges = listed(c, "layer_types", FULL_OR_SLIDING, ["full" if i < first else "sliding" for i in range(depth)])
-    networks = dense_or_moe(c, depth, c.count("first_k_dense_replace"))
-    seen: Table = {"full": {}, "sliding": {} if window is None else {"attention": {"sliding_window": window}}}
-    experts: Table = {"dense": {}, "moe": {"feed_forward": routed(c, **SIGMOID)} if "moe" in networks else {}}
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, experts)))
+def _dots1(config: Config) -> Table:
+    config.must("moe_layer_freq", 1)
+    depth, norm, window = (
+        config.size("num_hidden_layers"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.maybe("sliding_window"),
+    )
+    first_sliding = depth if window is None else config.count("max_window_layers")
+    ranges = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding else "sliding" for i in range(depth)]
+    )
+    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    attention_fields: Table = {
+        "full": {},
+        "sliding": {} if window is None else {"attention": {"sliding_window": window}},
+    }
+    experts: Table = {"dense": {}, "moe": {"feed_forward": routed(config, **SIGMOID)} if "moe" in networks else {}}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, experts)))
 
 
-def _minimax_m2(c: Config) -> Table:
-    """MiniMax-M2: QK-norm over all heads together; every layer has experts."""
-    c.must("use_qk_norm", True)
-    c.must("qk_norm_type", "per_layer")
-    c.must("use_routing_bias", True)
-    c.must("shared_intermediate_size", 0)
-    if c.has("attn_type_list") and set(c.sizes("attn_type_list")) != {1}:
-        raise c.wrong("attn_type_list", c.get("attn_type_list"), "1 for every layer (full attention)")
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    turned = {"rotary_dim": c.size("rotary_dim")} if c.has("rotary_dim") else {}
-    mixer = attention(c, position={**rope(c), **turned}, **qk_norm(norm, "projection"))
-    experts = moe(c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c), **SIGMOID)
-    return decoder(c, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+def _minimax_m2(config: Config) -> Table:
+    """Reads MiniMax-M2: QK-norm over all heads together; every layer has experts."""
+    config.must("use_qk_norm", True)
+    config.must("qk_norm_type", "per_layer")
+    config.must("use_routing_bias", True)
+    config.must("shared_intermediate_size", 0)
+    if config.has("attn_type_list") and set(config.sizes("attn_type_list")) != {1}:
+        raise config.wrong("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    rotary_fields = {"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {}
+    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm(norm, "projection"))
+    experts = moe(
+        config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
+    )
+    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 COMMON: dict[str, Any] = {

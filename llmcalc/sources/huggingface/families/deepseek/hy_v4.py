@@ -1,5 +1,6 @@
-"""Hy 4: gated latent attention with sinks, an indexer shared by most layers, hyper-connections without mixing, and
-sigmoid routing.
+"""Hy 4: gated latent attention with sinks, an indexer shared by most layers, and sigmoid routing.
+
+It has hyper-connections without mixing.
 
 transformers: models/hy_v4.
 """
@@ -10,44 +11,48 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, crossed, decoder, dense_or_moe, glu, listed, rmsnorm, uncounted_prediction
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, uncounted_prediction
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES
 
 
-def _hy_v4(c: Config) -> Table:
-    """Hy 4: without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
-    uncounted_prediction(c)
-    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
-    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    choices = listed(
-        c,
+def _hy_v4(config: Config) -> Table:
+    """Reads Hy 4. Without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
+    uncounted_prediction(config)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    choices = listed_kinds(
+        config,
         "indexer_types",
         {"full": "full", "shared": "shared"},
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
     if choices[0] != "full":
-        raise c.wrong(
+        raise config.wrong(
             "indexer_types",
-            c.get("indexer_types"),
+            config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    networks, experts = dense_or_moe(c, depth, 1), routed(c, **SIGMOID)
-    network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
+    network, kinds = glu(config) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
-        "attention": mla(c, indexer=indexer, output_gate={"per": "element"}, sinks=True),
+        "attention": mla(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
         "feed_forward": network,
         "norm": norm,
-        "hc_mult": c.size("hc_mult"),
+        "hc_mult": config.size("hc_mult"),
         "hc_sinkhorn_iters": None,
-        "hc_magnitude": c.number("hc_magnitude"),
-        "hc_eps": c.number("hc_eps"),
+        "hc_magnitude": config.number("hc_magnitude"),
+        "hc_eps": config.number("hc_eps"),
     }
-    stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
-    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
+    stack = combined_kinds(
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds)
+    )
+    return decoder(
+        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
+    )
 
 
 DEFAULTS: dict[str, Any] = {

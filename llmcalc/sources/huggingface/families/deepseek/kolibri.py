@@ -1,5 +1,6 @@
-"""Sliding-window layers with RoPE, full layers without positions, QK-norm per head, sigmoid routing: Aleph Alpha's
-Kolibri 1, Flint.
+"""Aleph Alpha's Kolibri 1 and Flint: sliding-window layers with RoPE, full layers without positions.
+
+QK-norm is per head; routing uses sigmoids.
 
 transformers: models/kolibri1 (a norm before and after each sublayer), models/flint (sinks, dense layers at the bottom).
 """
@@ -19,11 +20,11 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ..experts.mixtral import qwen_moe
 from ..glm.glm import GLM4_MODULES
@@ -32,39 +33,43 @@ from .deepseek import SIGMOID
 UNTURNED: Table = {"position": "none"}
 
 
-def _kolibri1(c: Config) -> Table:
-    c.size("sliding_window")
-    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
+def _kolibri1(config: Config) -> Table:
+    config.size("sliding_window")
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     experts = moe(
-        c.size("num_experts"), c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")),
-        glu(c, width=c.size("shared_expert_intermediate_size")), **SIGMOID,
+        config.size("num_experts"), config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
     block = {
-        "attention": attention(c, **qk_norm(norm)),
+        "attention": attention(config, **qk_norm(norm)),
         "feed_forward": experts,
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    return decoder(c, block, norm, stack=windowed(c, every_nth_full(depth, 5), full=UNTURNED))
+    return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
 
 
-def _flint(c: Config) -> Table:
-    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
-    if c.get("mlp_only_layers") is None:  # the class replaces null by its default
-        c.data = {name: value for name, value in c.data.items() if name != "mlp_only_layers"}
-    seen = listed(
-        c,
+def _flint(config: Config) -> Table:
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    if config.get("mlp_only_layers") is None:  # the class replaces null by its default
+        config.data = {name: value for name, value in config.data.items() if name != "mlp_only_layers"}
+    attention_kinds = listed_kinds(
+        config,
         "layer_types",
         FULL_OR_SLIDING,
         ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
     )
     windows = (
-        seen,
-        {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": c.size("sliding_window")}}},
+        attention_kinds,
+        {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
     )
-    mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    shared = {"shared": glu(c, width=c.size("shared_expert_intermediate_size")), "router": {"scoring_func": "sigmoid"}}
-    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    expert_fields = {
+        "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
+        "router": {"scoring_func": "sigmoid"},
+    }
+    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
 
 
 COMMON: dict[str, Any] = {

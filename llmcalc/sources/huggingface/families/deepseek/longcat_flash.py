@@ -1,5 +1,6 @@
-"""LongCat-Flash: layers of two latent attentions, two dense FFNs and shortcut-connected experts, some of which are
-identity experts.
+"""LongCat-Flash: layers of two latent attentions, two dense FFNs and shortcut-connected experts.
+
+Some experts are identity experts.
 
 transformers: models/longcat_flash.
 """
@@ -13,64 +14,68 @@ from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, mla
 
 
-def _longcat_flash(c: Config) -> Table:
-    """LongCat-Flash: scaling factors of latents and of the experts' sum are not matrix products."""
-    head_size = c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim")
-    c.must("qk_head_dim", None, head_size)
-    attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class always has a low-rank query
-    routing: Table = {"router": {"score_correction": "buffer", "bias": c.flag("router_bias")}}
-    if c.count("zero_expert_num"):
-        c.must("zero_expert_type", "identity")
-        routing["identity_experts"] = {"zero_expert_num": c.count("zero_expert_num")}
+def _longcat_flash(config: Config) -> Table:
+    """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
+    head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
+    config.must("qk_head_dim", None, head_size)
+    attention = mla(config, q_lora_rank=config.size("q_lora_rank"))  # the class always has a low-rank query
+    routing: Table = {"router": {"score_correction": "buffer", "bias": config.flag("router_bias")}}
+    if config.count("zero_expert_num"):
+        config.must("zero_expert_type", "identity")
+        routing["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
     experts = moe(
-        c.size("num_local_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=c.size("moe_intermediate_size")),
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
         None,
         **routing,
     )
-    norm = rmsnorm(c.number("rms_norm_eps"))
+    norm = rmsnorm(config.number("rms_norm_eps"))
     layer: Table = {
         "type": "shortcut",
         "attention": attention,
         "feed_forward": experts,
-        "dense": glu(c),
+        "dense": glu(config),
         "norm": norm,
         "norm_placement": "pre",
     }
-    uncounted_prediction(c)
-    return decoder(c, layer, norm, stack={"num_hidden_layers": _depth(c)})
+    uncounted_prediction(config)
+    return decoder(config, layer, norm, stack={"num_hidden_layers": _depth(config)})
 
 
-def _depth(c: Config) -> int:
-    """The number of layers of the class, each of which counts as two in `num_hidden_layers`.
+def _depth(config: Config) -> int:
+    """Returns the number of layers of the class, each of which counts as two in `num_hidden_layers`.
 
     If a config has both fields, `num_hidden_layers` is used.
     """
-    depth = c.size("num_layers")
-    if "num_hidden_layers" not in c.data:
+    depth = config.size("num_layers")
+    if "num_hidden_layers" not in config.data:
         return depth
-    halves = c.size("num_hidden_layers")
+    halves = config.size("num_hidden_layers")
     if halves < 2:
-        raise c.wrong("num_hidden_layers", halves, "twice the number of layers")
-    if c.has("num_layers") and halves != 2 * depth:
-        c.notes.append(
+        raise config.wrong("num_hidden_layers", halves, "twice the number of layers")
+    if config.has("num_layers") and halves != 2 * depth:
+        config.notes.append(
             f"num_hidden_layers: {halves} is not twice num_layers, {depth}; {halves // 2} layers are counted, as "
             "transformers builds them"
         )
     return halves // 2
 
 
-def _as_if_real(op: Op) -> Op:
+def _with_real_experts(op: Op) -> Op:
     """Returns the op of an identity expert with all linear layers of a real expert except the last."""
-    return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
+    return (
+        Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
+        if isinstance(op, IdentityExperts)
+        else op
+    )
 
 
 HOLDS_IDENTITIES = Deviation(
     "LongCat-Flash's identity experts",
     "identity experts have unused gate and up projections; checkpoints do not have them",
     "parameters",
-    follow=_as_if_real,
+    follow=_with_real_experts,
 )
 
 

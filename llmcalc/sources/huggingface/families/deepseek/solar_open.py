@@ -1,5 +1,6 @@
-"""Upstage's Solar Open: GQA with DeepSeek-V3's experts in every layer. JetBrains' Mellum 2: QK-norm, sliding windows
-and experts.
+"""Upstage's Solar Open and JetBrains' Mellum 2: grouped-query attention with experts in every layer.
+
+Solar Open has DeepSeek-V3's experts; Mellum 2 has QK-norm and sliding windows.
 
 transformers: models/solar_open, models/mellum.
 """
@@ -17,11 +18,11 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -31,43 +32,61 @@ from ...parts import (
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, routed
 
 
-def _solar_open(c: Config) -> Table:
-    """Solar Open: o_proj has no bias, whatever attention_bias says."""
-    if c.has("first_k_dense_replace"):
-        c.must("first_k_dense_replace", 0)
-    if c.has("use_qk_norm"):
-        c.must("use_qk_norm", False)
-    c.size("n_shared_experts")
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKV))
+def _solar_open(config: Config) -> Table:
+    """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
+    if config.has("first_k_dense_replace"):
+        config.must("first_k_dense_replace", 0)
+    if config.has("use_qk_norm"):
+        config.must("use_qk_norm", False)
+    config.size("n_shared_experts")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
     return decoder(
-        c, {"attention": mixer, "feed_forward": routed(c, **SIGMOID), "norm": norm, "norm_placement": "pre"}, norm
+        config,
+        {"attention": mixer, "feed_forward": routed(config, **SIGMOID), "norm": norm, "norm_placement": "pre"},
+        norm,
     )
 
 
-def _mellum(c: Config) -> Table:
-    """Mellum 2: full and sliding layers have different RoPE parameters."""
-    uncounted_prediction(c)
-    depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
-    ranges, networks = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth), dense_or_moe(c, depth, 0)
+def _mellum(config: Config) -> Table:
+    """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
+    uncounted_prediction(config)
+    depth, norm, window = (
+        config.size("num_hidden_layers"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.maybe("sliding_window"),
+    )
+    ranges, networks = (
+        listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth),
+        dense_or_moe(config, depth, 0),
+    )
     mixer = attention(
-        c, position=rope(c, kind="full_attention"), **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm)
+        config,
+        position=rope(config, kind="full_attention"),
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
     )
-    sliding = {"position": rope(c, kind="sliding_attention"), **({} if window is None else {"sliding_window": window})}
+    sliding = {
+        "position": rope(config, kind="sliding_attention"),
+        **({} if window is None else {"sliding_window": window}),
+    }
     experts = moe(
-        c.size("num_experts", "num_local_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=c.size("moe_intermediate_size")),
+        config.size("num_experts", "num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
     )
     block = {
         "attention": mixer,
-        "feed_forward": glu(c) if "dense" in networks else experts,
+        "feed_forward": glu(config) if "dense" in networks else experts,
         "norm": norm,
         "norm_placement": "pre",
     }
     kinds: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
     return decoder(
-        c, block, norm, stack=crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds))
+        config,
+        block,
+        norm,
+        stack=combined_kinds((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds)),
     )
 
 

@@ -1,5 +1,6 @@
-"""AFMoE (Arcee's Trinity) and Laguna: gated attention, sliding windows in most layers, DeepSeek-V3's experts with the
-score correction as a parameter.
+"""AFMoE (Arcee's Trinity) and Laguna: gated attention, sliding windows in most layers, DeepSeek-V3's experts.
+
+The score correction is a parameter.
 
 transformers: models/afmoe, models/laguna.
 """
@@ -17,12 +18,12 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     every_nth_full,
     glu,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
@@ -31,78 +32,80 @@ from ...parts import (
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
 
-def _experts(c: Config, shared: int) -> Table:
-    wide = glu(c, width=shared) if shared else None
+def _experts(config: Config, shared_width: int) -> Table:
+    shared_expert = glu(config, width=shared_width) if shared_width else None
     return moe(
-        c.size("num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=c.size("moe_intermediate_size")),
-        wide,
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        shared_expert,
         **CORRECTED,
     )
 
 
-def _networks(c: Config, names: list[str], shared: int) -> tuple[list[str], Table]:
-    """One axis of `crossed`: `dense` layers, which are the block, and layers of experts."""
-    return names, {"dense": {}, "moe": {"feed_forward": _experts(c, shared)} if "moe" in names else {}}
+def _networks(config: Config, names: list[str], shared_width: int) -> tuple[list[str], Table]:
+    """Returns one axis of `combined_kinds`: `dense` layers, which are the block, and layers of experts."""
+    return names, {"dense": {}, "moe": {"feed_forward": _experts(config, shared_width)} if "moe" in names else {}}
 
 
-def _afmoe(c: Config) -> Table:
-    """AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, output_gate={"per": "element"}, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    every = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
-    sliding = {"position": mixer.pop("position"), **_window(c)}
+def _afmoe(config: Config) -> Table:
+    """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(
+        config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
+    )
+    full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
+    sliding = {"position": mixer.pop("position"), **_window(config)}
     ranges = (
-        listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, every)),
+        listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding}},
     )
     networks = _networks(
-        c,
-        dense_or_moe(c, depth, c.count("num_dense_layers")),
-        c.size("moe_intermediate_size") * c.count("num_shared_experts"),
+        config,
+        dense_or_moe(config, depth, config.count("num_dense_layers")),
+        config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
-    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}
-    return decoder(c, block, norm, stack=crossed(ranges, networks))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    return decoder(config, block, norm, stack=combined_kinds(ranges, networks))
 
 
-def _laguna(c: Config) -> Table:
-    """Laguna: each layer may have its own number of heads."""
-    c.must("moe_apply_router_weight_on_input", False)
-    c.must("gating", True, "per-head", "per-element")
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    gate = "element" if c.get("gating") == "per-element" else "head"
-    if c.has("gating_types") and set(c.texts("gating_types")) != {f"per_{gate}"}:
-        raise c.wrong("gating_types", c.get("gating_types"), f"per_{gate} for every layer, as gating says")
+def _laguna(config: Config) -> Table:
+    """Reads Laguna: each layer may have its own number of heads."""
+    config.must("moe_apply_router_weight_on_input", False)
+    config.must("gating", True, "per-head", "per-element")
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    gate = "element" if config.get("gating") == "per-element" else "head"
+    if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate}"}:
+        raise config.wrong("gating_types", config.get("gating_types"), f"per_{gate} for every layer, as gating says")
     mixer = attention(
-        c,
+        config,
         output_gate={"per": gate},
-        num_key_value_heads=c.size("num_key_value_heads"),
-        **biases(c.flag("attention_bias"), *QKVO),
+        num_key_value_heads=config.size("num_key_value_heads"),
+        **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
     heads = (
-        [c.size("num_attention_heads")] * depth
-        if c.get("num_attention_heads_per_layer") is None
-        else c.sizes("num_attention_heads_per_layer")
+        [config.size("num_attention_heads")] * depth
+        if config.get("num_attention_heads_per_layer") is None
+        else config.sizes("num_attention_heads_per_layer")
     )
     if len(heads) != depth or 0 in heads:
-        raise c.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
-    ranges = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+        raise config.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
+    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     varied = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
-    names = [f"{seen}{many}" if varied else seen for seen, many in zip(ranges, heads, strict=True)]
-    window = {"full": {}, "sliding": _window(c)}
-    seen = {
-        name: {"attention": {"num_attention_heads": many, **window[kind]}}
-        for name, many, kind in zip(names, heads, ranges, strict=True)
+    names = [f"{kind}{head_count}" if varied else kind for kind, head_count in zip(ranges, heads, strict=True)]
+    window = {"full": {}, "sliding": _window(config)}
+    attention_fields = {
+        name: {"attention": {"num_attention_heads": head_count, **window[kind]}}
+        for name, head_count, kind in zip(names, heads, ranges, strict=True)
     }
-    networks = _networks(c, dense_or_moe(c, depth, 1), c.count("shared_expert_intermediate_size"))
-    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((names, seen), networks))
+    networks = _networks(config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size"))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
 
 
-def _window(c: Config) -> Table:
-    return {} if c.maybe("sliding_window") is None else {"sliding_window": c.size("sliding_window")}
+def _window(config: Config) -> Table:
+    return {} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
 
 
 COMMON: dict[str, Any] = {

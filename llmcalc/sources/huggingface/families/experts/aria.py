@@ -1,5 +1,6 @@
-"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's. Their vision parts are not
-counted.
+"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's.
+
+Their vision parts are not counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
@@ -13,23 +14,31 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
 
 
-def _pre_norm(c: Config, feed_forward: Table) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    return decoder(c, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm)
-
-
-def _aria(c: Config) -> Table:
-    """Aria: routed experts are SwiGLU FFNs without biases; hidden_act and mlp_bias apply to the shared experts only."""
-    width, shared = c.size("intermediate_size"), c.size("moe_num_shared_experts")
-    expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
-    return _pre_norm(
-        c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared))
+def _pre_norm(config: Config, feed_forward: Table) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    return decoder(
+        config, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm
     )
 
 
-def _emu3(c: Config) -> Table:
-    return _pre_norm(c, glu(c, c.flag("mlp_bias")))
+def _aria(config: Config) -> Table:
+    """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias are for shared experts."""
+    width, shared_count = config.size("intermediate_size"), config.size("moe_num_shared_experts")
+    expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
+    return _pre_norm(
+        config,
+        moe(
+            config.size("moe_num_experts"),
+            config.size("moe_topk"),
+            expert,
+            glu(config, config.flag("mlp_bias"), width * shared_count),
+        ),
+    )
+
+
+def _emu3(config: Config) -> Table:
+    return _pre_norm(config, glu(config, config.flag("mlp_bias")))
 
 
 COMMON: dict[str, Any] = {

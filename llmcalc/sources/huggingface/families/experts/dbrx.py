@@ -10,14 +10,14 @@ from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
-def _dbrx(c: Config) -> Table:
-    attn, ffn = _inner(c, "attn_config", {"kv_n_heads": 1}), _inner(c, "ffn_config", FFN)
-    heads, norm = c.size("num_attention_heads"), layernorm(bias=False)
+def _dbrx(config: Config) -> Table:
+    attn, ffn = _nested_config(config, "attn_config", {"kv_n_heads": 1}), _nested_config(config, "ffn_config", FFN)
+    heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
     act = ffn.table("ffn_act_fn").get("name", "silu")
     if act not in ACTIVATIONS:
         raise ffn.wrong("ffn_act_fn", act, "a name among " + ", ".join(ACTIVATIONS))
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
-    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
     block = {
         "attention": mixer,
@@ -25,12 +25,18 @@ def _dbrx(c: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm)
+    return decoder(config, block, norm)
 
 
-def _inner(c: Config, name: str, defaults: Table) -> Config:
+def _nested_config(config: Config, name: str, defaults: Table) -> Config:
     """Reads a nested table as a config; null is an empty table."""
-    return Config({} if c.get(name) is None else c.table(name), defaults, c.model_type, c.head, f"{c.where}{name}.")
+    return Config(
+        {} if config.get(name) is None else config.table(name),
+        defaults,
+        config.model_type,
+        config.head,
+        f"{config.where}{name}.",
+    )
 
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}

@@ -1,5 +1,6 @@
-"""Doge: an attention mask computed from the values, a learned weight on the residual, and optionally very many experts
-of one unit each.
+"""Doge: an attention mask computed from the values, and optionally very many experts of one unit each.
+
+The residual has a learned weight.
 
 transformers: models/doge.
 """
@@ -13,52 +14,58 @@ from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
 
 
-def _doge(c: Config) -> Table:
-    if c.has("hidden_bias"):
-        c.must("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
-    hidden, heads, norm = c.size("hidden_size"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
+def _doge(config: Config) -> Table:
+    if config.has("hidden_bias"):
+        config.must("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
+    hidden, heads, norm = (
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+        rmsnorm(config.number("rms_norm_eps")),
+    )
     mixer: Table = {
         "type": "dynamic_mask",
         "num_attention_heads": heads,
-        "num_key_value_heads": c.maybe("num_key_value_heads") or heads,
-        "head_dim": c.maybe("head_dim") or _part(c, hidden, heads),
-        "keep_window_size": c.size("keep_window_size"),
-        "attention_bias": c.flag("attention_bias"),
+        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
+        "head_dim": config.maybe("head_dim") or _head_dim(config, hidden, heads),
+        "keep_window_size": config.size("keep_window_size"),
+        "attention_bias": config.flag("attention_bias"),
         "norm": norm,
-        "position": rope(c),
+        "position": rope(config),
     }
-    if c.maybe("sliding_window") is not None:
-        mixer["sliding_window"] = c.size("sliding_window")
-    dense = glu(c, c.flag("mlp_bias"))
+    if config.maybe("sliding_window") is not None:
+        mixer["sliding_window"] = config.size("sliding_window")
+    dense = glu(config, config.flag("mlp_bias"))
     block = {
         "attention": mixer,
-        "feed_forward": _experts(c, dense) if c.flag("is_moe") else dense,
+        "feed_forward": _experts(config, dense) if config.flag("is_moe") else dense,
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, {**block, "residual_scale": "residual"}, norm)
+    return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
-def _part(c: Config, hidden: int, heads: int) -> int:
-    """A head's share of hidden_size, rounded down."""
+def _head_dim(config: Config, hidden: int, heads: int) -> int:
+    """Returns a head's share of hidden_size, rounded down."""
     if heads > hidden:
-        raise c.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
+        raise config.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
-def _experts(c: Config, shared: Table) -> Table:
-    """The experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
-    experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
+def _experts(config: Config, shared_expert: Table) -> Table:
+    """Returns the experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
+    experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     keys = isqrt(experts)
-    if chosen > keys**2:
-        raise c.wrong("num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that form a square")
+    if top_k > keys**2:
+        raise config.wrong(
+            "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
+        )
     routed = {
         "num_experts": experts,
         "num_keys": keys,
-        "num_experts_per_tok": chosen,
-        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+        "num_experts_per_tok": top_k,
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return {"type": "product_key_moe", **routed, "shared_expert": shared}
+    return {"type": "product_key_moe", **routed, "shared_expert": shared_expert}
 
 
 OF_FIRST_CODE = frozenset(

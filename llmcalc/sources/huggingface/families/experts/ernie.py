@@ -1,5 +1,6 @@
-"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers and then experts whose score correction is a parameter
-(21B, 300B).
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers followed by layers with experts (21B, 300B).
+
+The experts' score correction is a parameter.
 
 transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has a second set of
     experts for images. `use_bias` adds a bias to every linear layer except those of the routed experts.
@@ -16,7 +17,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
@@ -30,60 +31,71 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _biased(c: Config) -> bool:
-    return c.get("use_bias") is not None and c.flag("use_bias")
+def _biased(config: Config) -> bool:
+    return config.get("use_bias") is not None and config.flag("use_bias")
 
 
-def _ernie4_5(c: Config) -> Table:
-    return llama_like(c, attention(c, **biases(_biased(c), *QKVO)), _biased(c))
+def _ernie4_5(config: Config) -> Table:
+    return llama_like(config, attention(config, **biases(_biased(config), *QKVO)), _biased(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
 
 
-def _ernie4_5_moe(c: Config) -> Table:
-    """ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to
-    `moe_layer_end_index` (-1: the last).
+def _ernie4_5_moe(config: Config) -> Table:
+    """Reads ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer of a range.
+
+    The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
-    uncounted_prediction(c)
-    depth, first, every = c.size("num_hidden_layers"), c.count("moe_layer_start_index"), c.size("moe_layer_interval")
-    last = depth - 1 if c.get("moe_layer_end_index") == -1 else c.count("moe_layer_end_index")
-    names = ["moe" if first <= i <= last and (i + 1) % every == 0 else "dense" for i in range(depth)]
-    return _layers(c, names, c.size("moe_intermediate_size"), {"bias": _biased(c)})
+    uncounted_prediction(config)
+    depth, first_moe, interval = (
+        config.size("num_hidden_layers"),
+        config.count("moe_layer_start_index"),
+        config.size("moe_layer_interval"),
+    )
+    last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
+    names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
+    return _layers(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
 
 
-def _ernie4_5_vl_moe_text(c: Config) -> Table:
-    widths = [1536, 512] if c.get("moe_intermediate_size") is None else c.sizes("moe_intermediate_size")
+def _ernie4_5_vl_moe_text(config: Config) -> Table:
+    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
-        raise c.wrong(
+        raise config.wrong(
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     return _layers(
-        c,
-        dense_or_moe(c, c.size("num_hidden_layers"), 1),
+        config,
+        dense_or_moe(config, config.size("num_hidden_layers"), 1),
         widths[0],
         {},
-        vision_experts={"expert": glu(c, width=widths[1]), "router": CORRECTED},
+        vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},
     )
 
 
-def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
-    norm, bias, shared = rmsnorm(c.number("rms_norm_eps")), _biased(c), c.count("moe_num_shared_experts")
+def _layers(config: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+    norm, bias, shared_count = (
+        rmsnorm(config.number("rms_norm_eps")),
+        _biased(config),
+        config.count("moe_num_shared_experts"),
+    )
     experts = moe(
-        c.size("num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=width),
-        glu(c, bias, width * shared) if shared else None,
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, bias, width * shared_count) if shared_count else None,
         router=CORRECTED,
         **experts_too,
     )
     block = {
-        "attention": attention(c, **biases(bias, *QKVO)),
-        "feed_forward": glu(c, bias),
+        "attention": attention(config, **biases(bias, *QKVO)),
+        "feed_forward": glu(config, bias),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, head=head, stack=crossed((names, {"dense": {}, "moe": {"feed_forward": experts}})))
+    return decoder(
+        config, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+    )
 
 
 COMMON: dict[str, Any] = {
@@ -121,9 +133,9 @@ MOE: dict[str, Any] = {
 }
 
 
-def _interval(s: Facts) -> int:
-    found = s.with_experts()
-    return found[1] - found[0] if len(found) > 1 else 1
+def _interval(facts: Facts) -> int:
+    moe_layers = facts.with_experts()
+    return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 
 ERNIE_MOE_MODULES: Modules = {

@@ -1,5 +1,6 @@
-"""gpt-oss: every second layer has a sliding window, each head has a sink, and all linear layers have biases, also those
-of the experts and the router.
+"""gpt-oss: every second layer has a sliding window, each head has a sink, and all linear layers have biases.
+
+The experts and the router have biases too.
 
 transformers: models/gpt_oss.
 """
@@ -8,20 +9,22 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, moe, rmsnorm, windowed
+from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, moe, rmsnorm, sliding_stack
 
 
-def _gpt_oss(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
+def _gpt_oss(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
-        c.size("num_local_experts", "num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, bias=True),
+        config.size("num_local_experts", "num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, bias=True),
         router={"bias": True},
     )
-    mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO))
+    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO))
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+    return decoder(
+        config, block, norm, stack=sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
+    )
 
 
 FAMILIES = {

@@ -1,5 +1,6 @@
-"""Tencent's Hunyuan: QK-norm after RoPE (V1, dense and A13B's experts), or before RoPE with DeepSeek-V3's routing
-(Hy3).
+"""Tencent's Hunyuan, dense and with experts: QK-norm after RoPE (V1), or before RoPE (Hy3).
+
+Hy3 has DeepSeek-V3's routing.
 
 transformers: models/hunyuan_v1_dense, models/hunyuan_v1_moe, models/hy_v3; the text model of models/hunyuan_vl
     (HunyuanOCR) is the dense one.
@@ -18,7 +19,7 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     dense_or_moe,
     glu,
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _mixer(c: Config, order: str = "after_rope", **fields: Any) -> Table:
+def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
     return attention(
-        c,
-        **biases(c.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(c.number("rms_norm_eps")), order=order),
+        config,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(rmsnorm(config.number("rms_norm_eps")), order=order),
         **fields,
     )
 
 
-def _as_published(c: Config) -> None:
-    """Checks fields of Tencent's own code that the class ignores; the class implements these values."""
+def _check_published_fields(config: Config) -> None:
+    """Checks fields of Tencent's own code that the class ignores; the class implements these values only."""
     for name, values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),
@@ -52,81 +53,101 @@ def _as_published(c: Config) -> None:
         ("mlp_bias", (False,)),
         ("norm_type", ("rms",)),
     ):
-        if c.has(name):
-            c.must(name, *values)
+        if config.has(name):
+            config.must(name, *values)
 
 
-def _hunyuan_v1_dense(c: Config) -> Table:
-    _as_published(c)
-    return llama_like(c, _mixer(c))
+def _hunyuan_v1_dense(config: Config) -> Table:
+    _check_published_fields(config)
+    return llama_like(config, _mixer(config))
 
 
-def _hunyuan_vl_text(c: Config) -> Table:
-    """HunyuanOCR's text model: Tencent's field names are aliases of the usual ones in its class and take precedence."""
-    for usual, own in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
-        if c.data.get(usual) is not None and c.data.get(own) is not None and c.data[usual] != c.data[own]:
-            raise c.wrong(own, c.data[own], f"{usual} ({shown(c.data[usual])})")
-    return _hunyuan_v1_dense(c)
+def _hunyuan_vl_text(config: Config) -> Table:
+    """Reads HunyuanOCR's text model: Tencent's field names are aliases in its class and take precedence."""
+    for usual_name, published_name in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
+        if (
+            config.data.get(usual_name) is not None
+            and config.data.get(published_name) is not None
+            and config.data[usual_name] != config.data[published_name]
+        ):
+            raise config.wrong(
+                published_name, config.data[published_name], f"{usual_name} ({shown(config.data[usual_name])})"
+            )
+    return _hunyuan_v1_dense(config)
 
 
-def _each_layer(c: Config, name: str) -> list[int]:
+def _values_per_layer(config: Config, name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
-    depth, given = c.size("num_hidden_layers"), c.get(name)
-    values = given if isinstance(given, list) else [c.size(name)] * depth
+    depth, field_value = config.size("num_hidden_layers"), config.get(name)
+    values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
     if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
-        raise c.wrong(name, given, f"a positive whole number, or {depth} of them")
+        raise config.wrong(name, field_value, f"a positive whole number, or {depth} of them")
     return values[:depth]
 
 
-def _hunyuan_v1_moe(c: Config) -> Table:
-    """Hunyuan A13B: every layer has experts and a shared expert of the same width.
+def _hunyuan_v1_moe(config: Config) -> Table:
+    """Reads Hunyuan A13B: every layer has experts and a shared expert of the same width.
 
     The number of experts per token may differ by layer.
     """
-    _as_published(c)
+    _check_published_fields(config)
     norm, width, experts = (
-        rmsnorm(c.number("rms_norm_eps")),
-        c.size("intermediate_size"),
-        c.size("num_experts", "num_local_experts"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("intermediate_size"),
+        config.size("num_experts", "num_local_experts"),
     )
-    for name, only in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
-        if c.has(name) and {*_each_layer(c, name)} != {only}:
-            raise c.wrong(name, c.get(name), f"{only} in every layer, as in the class")
-    if c.has("moe_layer_num_skipped"):
-        c.must("moe_layer_num_skipped", 0)
-    chosen = _each_layer(c, "num_experts_per_tok")
-    kinds: Table = {f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != chosen[0] else {} for k in chosen}
+    for name, expected in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
+        if config.has(name) and {*_values_per_layer(config, name)} != {expected}:
+            raise config.wrong(name, config.get(name), f"{expected} in every layer, as in the class")
+    if config.has("moe_layer_num_skipped"):
+        config.must("moe_layer_num_skipped", 0)
+    top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
+    kinds: Table = {
+        f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
+        for k in top_k_by_layer
+    }
     block = {
-        "attention": _mixer(c),
-        "feed_forward": moe(experts, chosen[0], glu(c), glu(c)),
+        "attention": _mixer(config),
+        "feed_forward": moe(experts, top_k_by_layer[0], glu(config), glu(config)),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, stack=crossed(([f"top{k}" for k in chosen], kinds)))
+    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], kinds)))
 
 
-def _hy_v3(c: Config) -> Table:
-    if c.has("first_k_dense_replace") and not c.has("mlp_layer_types"):
-        c.must("first_k_dense_replace", 1)
-    uncounted_prediction(c)
-    norm, width, bias = rmsnorm(c.number("rms_norm_eps")), c.size("moe_intermediate_size"), c.flag("mlp_bias")
-    if c.count("num_shared_experts") == 0:
-        raise c.wrong(
+def _hy_v3(config: Config) -> Table:
+    if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
+        config.must("first_k_dense_replace", 1)
+    uncounted_prediction(config)
+    norm, width, bias = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("moe_intermediate_size"),
+        config.flag("mlp_bias"),
+    )
+    if config.count("num_shared_experts") == 0:
+        raise config.wrong(
             "num_shared_experts",
             0,
             "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
         )
-    shared = glu(c, bias, width * c.size("num_shared_experts"))
+    shared_expert = glu(config, bias, width * config.size("num_shared_experts"))
     experts = moe(
-        c.size("num_experts", "num_local_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=width),
-        shared,
+        config.size("num_experts", "num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        shared_expert,
         **SIGMOID,
     )
     networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = {"attention": _mixer(c, "before_rope"), "feed_forward": glu(c, bias), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=crossed((dense_or_moe(c, c.size("num_hidden_layers"), 1), networks)))
+    block = {
+        "attention": _mixer(config, "before_rope"),
+        "feed_forward": glu(config, bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(
+        config, block, norm, stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), networks))
+    )
 
 
 COMMON: dict[str, Any] = {
@@ -167,9 +188,9 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 """Fields that are not read for a model without experts."""
 
 
-def _each_top_k(s: Facts) -> Any:
-    many = [network.num_experts_per_tok for network in s.networks]
-    return many if len({*many}) > 1 else many[0]
+def _top_k_values(facts: Facts) -> Any:
+    top_k_by_layer = [network.num_experts_per_tok for network in facts.networks]
+    return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 
 HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
@@ -207,7 +228,7 @@ FAMILIES = {
         {**V1, "num_experts": 1, "moe_topk": 1},
         NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
-        writes={"moe_topk": _each_top_k},
+        writes={"moe_topk": _top_k_values},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(

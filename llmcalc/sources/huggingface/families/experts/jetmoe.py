@@ -10,19 +10,19 @@ from ...family import EVERY, Family, Quirks
 from ...parts import Table, decoder, glu, moe, rmsnorm, rope
 
 
-def _jetmoe(c: Config) -> Table:
-    experts, top_k = c.size("num_local_experts"), c.size("num_experts_per_tok")
-    heads = {"num_key_value_heads": c.size("num_key_value_heads"), "head_dim": c.size("kv_channels")}
+def _jetmoe(config: Config) -> Table:
+    experts, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
+    heads = {"num_key_value_heads": config.size("num_key_value_heads"), "head_dim": config.size("kv_channels")}
     mixer = {
         "type": "mixture_of_attention",
         "num_experts": experts,
         "num_experts_per_tok": top_k,
         **heads,
-        "position": rope(c),
+        "position": rope(config),
     }
-    network = moe(experts, top_k, glu(c, act="activation_function"), output_bias=True)
+    network = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
     block: Table = {"attention": mixer, "feed_forward": network, "norm": rmsnorm(), "norm_placement": "pre"}
-    return decoder(c, block, rmsnorm(c.number("rms_norm_eps")))
+    return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 
 
 FAMILIES = {

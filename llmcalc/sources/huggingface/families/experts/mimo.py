@@ -1,5 +1,6 @@
-"""Xiaomi's MiMo: Qwen2's layers with an MTP module. MiMo-V2-Flash: sliding windows with sinks and more key/value heads,
-values narrower than keys.
+"""Xiaomi's MiMo: Qwen2's layers with an MTP module. MiMo-V2-Flash: sliding windows with sinks.
+
+MiMo-V2-Flash has more key/value heads in sliding layers, and values narrower than keys.
 
 transformers: models/mimo_v2_flash; MiMo-7B has no class there and is computed by Qwen2's.
 """
@@ -15,10 +16,10 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     glu,
-    listed,
+    listed_kinds,
     moe,
     prediction,
     rmsnorm,
@@ -27,62 +28,69 @@ from ..deepseek.deepseek import ROUTING, SIGMOID
 from ..llama.llama import COMMON
 
 
-def _mimo(c: Config) -> Table:
-    c.must("attention_bias", True)
-    c.must("use_sliding_window", False)
-    norm = rmsnorm(c.number("rms_norm_eps"))
+def _mimo(config: Config) -> Table:
+    config.must("attention_bias", True)
+    config.must("use_sliding_window", False)
+    norm = rmsnorm(config.number("rms_norm_eps"))
     block = {
-        "attention": attention(c, **biases(True, *QKV)),
-        "feed_forward": glu(c),
+        "attention": attention(config, **biases(True, *QKV)),
+        "feed_forward": glu(config),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, **prediction(c))
+    return decoder(config, block, norm, **prediction(config))
 
 
-def _mimo_v2_flash(c: Config) -> Table:
-    """MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
+def _mimo_v2_flash(config: Config) -> Table:
+    """Reads MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
 
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
     `hybrid_layer_pattern`), so they must have the values that it builds.
     """
-    c.must("add_swa_attention_sink_bias", True)
-    c.must("add_full_attention_sink_bias", False)
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    config.must("add_swa_attention_sink_bias", True)
+    config.must("add_full_attention_sink_bias", False)
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        c,
-        v_head_dim=c.size("v_head_dim"),
-        num_key_value_heads=c.size("num_key_value_heads"),
-        **biases(c.flag("attention_bias"), *QKV),
+        config,
+        v_head_dim=config.size("v_head_dim"),
+        num_key_value_heads=config.size("num_key_value_heads"),
+        **biases(config.flag("attention_bias"), *QKV),
     )
-    window = c.size("sliding_window_size") + 1 if c.has("sliding_window_size") else c.size("sliding_window")
-    sliding = {"num_key_value_heads": 2 * c.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
-    sizes = {name: c.size(name) for name in SLIDING} | {"num_key_value_heads": sliding["num_key_value_heads"]}
+    window = (
+        config.size("sliding_window_size") + 1 if config.has("sliding_window_size") else config.size("sliding_window")
+    )
+    sliding = {"num_key_value_heads": 2 * config.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
+    sizes = {name: config.size(name) for name in SLIDING} | {"num_key_value_heads": sliding["num_key_value_heads"]}
     for name, size in sizes.items():
-        if c.has(f"swa_{name}"):
-            c.must(f"swa_{name}", size)
+        if config.has(f"swa_{name}"):
+            config.must(f"swa_{name}", size)
     experts = moe(
-        c.size("n_routed_experts", "num_local_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=c.size("moe_intermediate_size")),
+        config.size("n_routed_experts", "num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    ranges = listed(
-        c, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
+    ranges = listed_kinds(
+        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
-    networks = listed(c, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
-    _require_layers(c, "hybrid_layer_pattern", "sliding", ranges)
-    _require_layers(c, "moe_layer_freq", "moe", networks)
-    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    seen, network = {"full": {}, "sliding": {"attention": sliding}}, {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, network)))
+    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
+    _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
+    _require_layers(config, "moe_layer_freq", "moe", networks)
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    attention_fields, network = (
+        {"full": {}, "sliding": {"attention": sliding}},
+        {"dense": {}, "moe": {"feed_forward": experts}},
+    )
+    return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
 
 
-def _require_layers(c: Config, field: str, kind: str, layers: list[str]) -> None:
-    """Raises `InputError` if a list of 0 and 1 does not have a 1 for exactly the layers of this kind."""
-    if c.has(field) and c.sizes(field) != [int(layer == kind) for layer in layers]:
+def _require_layers(config: Config, field: str, kind: str, layers: list[str]) -> None:
+    """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
+    if config.has(field) and config.sizes(field) != [int(layer == kind) for layer in layers]:
         layer_types = "mlp_layer_types" if kind == "moe" else "layer_types"
-        raise c.wrong(field, c.get(field), f"1 for the {kind} layers of {layer_types}: the class does not read {field}")
+        raise config.wrong(
+            field, config.get(field), f"1 for the {kind} layers of {layer_types}: the class does not read {field}"
+        )
 
 
 SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")

@@ -9,32 +9,39 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed, mixed, moe, rmsnorm
+from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_kinds
 
 
-def _minimax(c: Config) -> Table:
-    c.must("sliding_window", None)
-    c.must("shared_intermediate_size", None, 0)
-    depth, heads, norm = c.size("num_hidden_layers"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
+def _minimax(config: Config) -> Table:
+    config.must("sliding_window", None)
+    config.must("shared_intermediate_size", None, 0)
+    depth, heads, norm = (
+        config.size("num_hidden_layers"),
+        config.size("num_attention_heads"),
+        rmsnorm(config.number("rms_norm_eps")),
+    )
     lightning = {
         "type": "lightning",
         "num_attention_heads": heads,
-        "head_dim": c.maybe("head_dim") or c.divided("num_attention_heads", c.size("hidden_size"), heads),
-        "block_size": c.size("block_size"),
-        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+        "head_dim": config.maybe("head_dim")
+        or config.divided("num_attention_heads", config.size("hidden_size"), heads),
+        "block_size": config.size("block_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     block: Table = {
-        "feed_forward": moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c)),
+        "feed_forward": moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config)),
         "norm": norm,
         "norm_placement": "post",
     }
     kinds = {
         "linear": {**block, "attention": lightning},
-        "full": {**block, "attention": {"type": "attention", **attention(c)}},
+        "full": {**block, "attention": {"type": "attention", **attention(config)}},
     }
     default = ["linear" if i % 2 else "full" for i in range(depth)]
-    stack = mixed(kinds, listed(c, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default))
-    return decoder(c, stack["block"], None, stack={**stack, "embedding_norm": norm})
+    stack = stack_of_kinds(
+        kinds, listed_kinds(config, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default)
+    )
+    return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 
 FAMILIES = {

@@ -1,5 +1,6 @@
-"""MiniMax-M3: MiniMax-M2's experts with a shared expert, some dense layers, and an indexer that selects blocks of
-tokens.
+"""MiniMax-M3: MiniMax-M2's experts with a shared expert, and an indexer that selects blocks of tokens.
+
+Some layers are dense.
 
 transformers: models/minimax_m3_vl (the text model; `minimax_m3_vl` adds a vision encoder).
 """
@@ -14,14 +15,14 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
-    crossed,
+    combined_kinds,
     decoder,
-    listed,
+    full_rope,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
     uncounted_prediction,
-    whole_rope,
 )
 from ...writes import Value
 from ..deepseek.deepseek import SIGMOID
@@ -50,56 +51,66 @@ FIXED = {
 """Fields of the checkpoints whose only supported value is the class's behaviour."""
 
 
-def _minimax_m3(c: Config) -> Table:
-    uncounted_prediction(c)
+def _minimax_m3(config: Config) -> Table:
+    uncounted_prediction(config)
     for name, value in FIXED.items():
-        c.must(name, None, value)
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    given = c.table("sparse_attention_config") if c.has("sparse_attention_config") else {}
-    older = Config(given, {}, c.model_type, c.head, f"{c.where}sparse_attention_config.")
-    indexer = {field: older.size(name) if older.has(name) else c.size(field) for field, name in OLDER.items()}
+        config.must(name, None, value)
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    table = config.table("sparse_attention_config") if config.has("sparse_attention_config") else {}
+    older_config = Config(table, {}, config.model_type, config.head, f"{config.where}sparse_attention_config.")
+    indexer = {
+        field: older_config.size(name) if older_config.has(name) else config.size(field)
+        for field, name in OLDER.items()
+    }
     default = ["full"] * depth
-    if older.has("sparse_attention_freq"):
-        default = _either(older, "sparse_attention_freq", "full", "sparse", depth)
-    ranges = listed(c, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
-    networks = _either(c, "moe_layer_freq", "dense", "moe", depth) if c.has("moe_layer_freq") else ["moe"] * depth
-    networks = listed(c, "mlp_layer_types", DENSE_OR_MOE, networks)
-    mixer = attention(c, position={**whole_rope(c), "rotary_dim": c.size("rotary_dim")}, **qk_norm(norm))
+    if older_config.has("sparse_attention_freq"):
+        default = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+    ranges = listed_kinds(config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
+    networks = (
+        _named_flags(config, "moe_layer_freq", "dense", "moe", depth)
+        if config.has("moe_layer_freq")
+        else ["moe"] * depth
+    )
+    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, networks)
+    mixer = attention(config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm(norm))
     experts = moe(
-        c.size("num_local_experts", "num_experts"),
-        c.size("num_experts_per_tok"),
-        _swiglu(c, "intermediate_size"),
-        _swiglu(c, "shared_intermediate_size"),
+        config.size("num_local_experts", "num_experts"),
+        config.size("num_experts_per_tok"),
+        _swiglu(config, "intermediate_size"),
+        _swiglu(config, "shared_intermediate_size"),
         **SIGMOID,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    seen: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
-    dense: Table = {"type": "mlp", **_swiglu(c, "dense_intermediate_size")}
+    attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
+    dense: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
-        c, block, norm, stack=crossed((ranges, seen), (networks, {"moe": {}, "dense": {"feed_forward": dense}}))
+        config,
+        block,
+        norm,
+        stack=combined_kinds((ranges, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense}})),
     )
 
 
-def _swiglu(c: Config, width: str) -> Table:
-    """Clamped SwiGLU, whatever `hidden_act` says."""
-    return {"intermediate_size": c.size(width), "hidden_act": "silu", "gated": True}
+def _swiglu(config: Config, width: str) -> Table:
+    """Returns clamped SwiGLU, regardless of `hidden_act`."""
+    return {"intermediate_size": config.size(width), "hidden_act": "silu", "gated": True}
 
 
-def _either(c: Config, field: str, zero: str, one: str, depth: int) -> list[str]:
-    """Converts a list of 0 and 1 to names."""
-    given = c.sizes(field)
-    if len(given) != depth:
-        raise c.wrong(field, given, f"{depth} times 0 or 1")
-    return [one if g else zero for g in given]
+def _named_flags(config: Config, field: str, name_of_zero: str, name_of_one: str, depth: int) -> list[str]:
+    """Converts a list of 0 and 1 to a list of two names."""
+    flags = config.sizes(field)
+    if len(flags) != depth:
+        raise config.wrong(field, flags, f"{depth} times 0 or 1")
+    return [name_of_one if flag else name_of_zero for flag in flags]
 
 
-def _sights(s: Facts) -> list[str]:
-    """The kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in s.mixers]
+def _attention_kinds(facts: Facts) -> list[str]:
+    """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
+    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in facts.mixers]
 
 
 def _ratio(field: str) -> Value:
-    return lambda s: getattr(s.named("block_indexer"), field)
+    return lambda facts: getattr(facts.named("block_indexer"), field)
 
 
 OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
@@ -149,7 +160,7 @@ FAMILIES = {
             }
         ),
         writes={
-            "layer_types": _sights,
+            "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "dense_intermediate_size": lambda s: s.dense.intermediate_size,
             **{field: _ratio(field) for field in OF_THE_INDEXER},

@@ -17,99 +17,112 @@ from ...parts import (
     Table,
     attention,
     biases,
-    crossed,
+    combined_kinds,
     decoder,
     glu,
     layernorm,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
 )
 
 
-def _mixtral(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    experts = moe(c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c))
-    mixer = attention(c, sliding_window=c.maybe("sliding_window"))
-    return decoder(c, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+def _mixtral(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
+    mixer = attention(config, sliding_window=config.maybe("sliding_window"))
+    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
 
 
-def _phimoe(c: Config) -> Table:
-    if c.size("num_experts_per_tok") != 2:
-        raise c.wrong(
+def _phimoe(config: Config) -> Table:
+    if config.size("num_experts_per_tok") != 2:
+        raise config.wrong(
             "num_experts_per_tok",
-            c.get("num_experts_per_tok"),
+            config.get("num_experts_per_tok"),
             "2: its router (SparseMixer) always chooses two experts",
         )
-    norm = layernorm(c.number("rms_norm_eps"))
-    mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(c.flag("attention_bias"), *QKVO))
+    norm = layernorm(config.number("rms_norm_eps"))
+    mixer = attention(
+        config, sliding_window=config.maybe("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
+    )
     block = {
         "attention": mixer,
-        "feed_forward": moe(c.size("num_local_experts"), 2, glu(c)),
+        "feed_forward": moe(config.size("num_local_experts"), 2, glu(config)),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, head=biases(c.flag("lm_head_bias"), "bias"))
+    return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
-def _qwen2_moe(c: Config) -> Table:
-    width, depth, used = (
-        c.size("shared_expert_intermediate_size"),
-        c.size("num_hidden_layers"),
-        c.flag("use_sliding_window"),
+def _qwen2_moe(config: Config) -> Table:
+    width, depth, uses_window = (
+        config.size("shared_expert_intermediate_size"),
+        config.size("num_hidden_layers"),
+        config.flag("use_sliding_window"),
     )
-    first = c.count("max_window_layers")
-    names = listed(
-        c,
+    first_sliding = config.count("max_window_layers")
+    names = listed_kinds(
+        config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if used and i < first and i % 2 == 0 else "full" for i in range(depth)],
+        ["sliding" if uses_window and i < first_sliding and i % 2 == 0 else "full" for i in range(depth)],
     )
-    window = c.maybe("sliding_window")
+    window = config.maybe("sliding_window")
     windows = (
         (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
-        if used and window is not None
+        if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
-    mixer, shared = (
-        attention(c, **biases(c.flag("qkv_bias"), *QKV)),
-        {"shared": glu(c, width=width), "shared_expert_gate": True},
+    mixer, expert_fields = (
+        attention(config, **biases(config.flag("qkv_bias"), *QKV)),
+        {"shared": glu(config, width=width), "shared_expert_gate": True},
     )
-    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
 
 
-def _qwen3_moe(c: Config) -> Table:
+def _qwen3_moe(config: Config) -> Table:
     for name, value in (
         ("qkv_bias", False),
         ("shared_expert_intermediate_size", 0),
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
-        if c.has(name):
-            c.must(name, value)
-    window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
-    normed = qk_norm(rmsnorm(c.number("rms_norm_eps")))
-    mixer = attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed)
-    return qwen_moe(c, c.count("num_experts", "num_local_experts"), mixer, {})
+        if config.has(name):
+            config.must(name, value)
+    window, uses_window = config.maybe("sliding_window"), config.flag("use_sliding_window")
+    normed = qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    mixer = attention(
+        config, sliding_window=window if uses_window else None, **biases(config.flag("attention_bias"), *QKVO), **normed
+    )
+    return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
-def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
-    """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
+def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
+    """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
     fields: fields of the experts beyond the routed ones.
     """
-    norm, depth, step = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.size("decoder_sparse_step")
-    dense_ones = set() if c.get("mlp_only_layers") is None else set(c.sizes("mlp_only_layers"))
+    norm, depth, step = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.size("decoder_sparse_step"),
+    )
+    dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
     sparse = (
-        moe(experts, c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")), **fields)
+        moe(
+            experts,
+            config.size("num_experts_per_tok"),
+            glu(config, width=config.size("moe_intermediate_size")),
+            **fields,
+        )
         if "moe" in names
         else {}
     )
-    inner = glu(c) if "dense" in names else sparse
-    block = {"attention": mixer, "feed_forward": inner, "norm": norm, "norm_placement": "pre"}
+    network = glu(config) if "dense" in names else sparse
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     kinds: Table = {"dense": {}, "moe": {"feed_forward": sparse} if "dense" in names else {}}
-    return decoder(c, block, norm, stack=crossed(*axes, (names, kinds)))
+    return decoder(config, block, norm, stack=combined_kinds(*axes, (names, kinds)))
 
 
 COMMON: dict[str, Any] = {

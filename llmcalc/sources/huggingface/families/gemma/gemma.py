@@ -1,5 +1,6 @@
-"""Gemma 1 to 3, and VaultGemma: gated GELU, a head size independent of hidden_size, a norm before and after each
-sublayer (2, 3).
+"""Gemma 1 to 3, and VaultGemma: gated GELU, and a head size independent of hidden_size.
+
+Gemma 2 and 3 have a norm before and after each sublayer.
 
 transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A bidirectional model (EmbeddingGemma) is
     an encoder here.
@@ -16,72 +17,85 @@ from ...parts import (
     Table,
     attention,
     biases,
+    bidirectional,
     decoder,
     every_nth_full,
     glu,
     qk_norm,
     rmsnorm,
     rope,
-    seen_both_ways,
-    windowed,
+    sliding_stack,
 )
 from ...writes import Writes
 from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_like(
-    c: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
+    config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
-    table = decoder(c, block, norm, stack=stack)
-    if "use_bidirectional_attention" not in c.defaults or c.get("use_bidirectional_attention") is None:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    block = {"attention": mixer, "feed_forward": glu(config, act=act), "norm": norm, "norm_placement": placement}
+    table = decoder(config, block, norm, stack=stack)
+    if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return table
-    if c.flag("use_bidirectional_attention"):
-        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2)
+    if config.flag("use_bidirectional_attention"):
+        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2)
     return table
 
 
-def _mixer(c: Config, **fields: Any) -> Table:
-    return attention(c, **biases(c.flag("attention_bias"), *QKVO), **fields)
+def _mixer(config: Config, **fields: Any) -> Table:
+    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **fields)
 
 
-def capped(c: Config) -> Table:
-    """Attention with soft-capped scores, if the config sets a cap."""
+def score_cap(config: Config) -> Table:
+    """Returns the soft cap of attention scores, if the config sets one."""
     return (
         {}
-        if c.get("attn_logit_softcapping") is None
-        else {"attn_logit_softcapping": c.number("attn_logit_softcapping")}
+        if config.get("attn_logit_softcapping") is None
+        else {"attn_logit_softcapping": config.number("attn_logit_softcapping")}
     )
 
 
-def _gemma(c: Config) -> Table:
-    return gemma_like(c, _mixer(c), "pre", act="hidden_act")
+def _gemma(config: Config) -> Table:
+    return gemma_like(config, _mixer(config), "pre", act="hidden_act")
 
 
-def _gemma2(c: Config) -> Table:
+def _gemma2(config: Config) -> Table:
     return gemma_like(
-        c, _mixer(c, **capped(c)), "sandwich", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2))
+        config,
+        _mixer(config, **score_cap(config)),
+        "sandwich",
+        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
     )
 
 
-def _vaultgemma(c: Config) -> Table:
-    return gemma_like(c, _mixer(c, **capped(c)), "pre", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+def _vaultgemma(config: Config) -> Table:
+    return gemma_like(
+        config,
+        _mixer(config, **score_cap(config)),
+        "pre",
+        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
+    )
 
 
-def local_theta(c: Config) -> float:
-    """RoPE's base in sliding layers."""
-    given = c.data.get("rope_parameters")
-    local = given.get("sliding_attention") if isinstance(given, dict) else None
-    theta = local.get("rope_theta") if isinstance(local, dict) else c.data.get("rope_local_base_freq")
+def local_theta(config: Config) -> float:
+    """Returns RoPE's base in sliding layers."""
+    rope_parameters = config.data.get("rope_parameters")
+    local = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
+    theta = local.get("rope_theta") if isinstance(local, dict) else config.data.get("rope_local_base_freq")
     return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
 
 
-def _gemma3(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = _mixer(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm))
-    kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 6)
-    return gemma_like(c, mixer, "sandwich", windowed(c, kinds, sliding={"position": {"rope_theta": local_theta(c)}}))
+def _gemma3(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = _mixer(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
+    kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
+    return gemma_like(
+        config,
+        mixer,
+        "sandwich",
+        sliding_stack(config, kinds, sliding={"position": {"rope_theta": local_theta(config)}}),
+    )
 
 
 COMMON: dict[str, Any] = {

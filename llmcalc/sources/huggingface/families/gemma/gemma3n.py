@@ -1,5 +1,6 @@
-"""Gemma 3n: parallel residual streams (AltUp), a low-rank path (LAuReL), per-layer embeddings, keys and values shared
-by the last layers.
+"""Gemma 3n: parallel residual streams (AltUp), a low-rank path (LAuReL) and per-layer embeddings.
+
+The last layers share keys and values.
 
 transformers: models/gemma3n.
 """
@@ -16,15 +17,15 @@ from ...parts import (
     Table,
     attention,
     biases,
-    check_shared,
+    check_shared_layers,
     decoder,
     every_nth_full,
     glu,
-    laid_out,
-    listed,
+    listed_kinds,
     qk_norm,
     rmsnorm,
     rope,
+    stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
 
@@ -32,41 +33,48 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _widths(c: Config, depth: int) -> list[int]:
-    """The FFN width of each layer."""
-    given = c.get("intermediate_size")
-    if not isinstance(given, list):
-        return [c.size("intermediate_size")] * depth
-    widths = c.sizes("intermediate_size")
+def _widths(config: Config, depth: int) -> list[int]:
+    """Returns the FFN width of each layer."""
+    field_value = config.get("intermediate_size")
+    if not isinstance(field_value, list):
+        return [config.size("intermediate_size")] * depth
+    widths = config.sizes("intermediate_size")
     if len(widths) != depth or 0 in widths:
-        raise c.wrong("intermediate_size", given, f"one width, or {depth} of them")
+        raise config.wrong("intermediate_size", field_value, f"one width, or {depth} of them")
     return widths
 
 
-def _gemma3n(c: Config) -> Table:
-    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
-    norm, width, streams = (
-        rmsnorm(c.number("rms_norm_eps")),
-        c.size("hidden_size_per_layer_input"),
-        c.size("altup_num_inputs"),
+def _gemma3n(config: Config) -> Table:
+    depth, window, shared_layers = (
+        config.size("num_hidden_layers"),
+        config.size("sliding_window"),
+        config.count("num_kv_shared_layers"),
     )
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
-    check_shared(c, kinds, shared)
+    norm, width, streams = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("hidden_size_per_layer_input"),
+        config.size("altup_num_inputs"),
+    )
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared_layers(config, kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (kind, inner) in enumerate(zip(kinds, _widths(c, depth), strict=True)):
+    for i, (kind, ffn_width) in enumerate(zip(kinds, _widths(config, depth), strict=True)):
         local: Table = (
-            {"sliding_window": window, "position": {"rope_theta": local_theta(c)}} if kind == "sliding" else {}
+            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}} if kind == "sliding" else {}
         )
-        reused = shared > 0 and i >= depth - shared
+        reused = shared_layers > 0 and i >= depth - shared_layers
         mixer = {**local, "kv_shared": True} if reused else local
         layers.append(
-            (f"{kind}_shared" if reused else kind, {"attention": mixer, "feed_forward": {"intermediate_size": inner}})
+            (
+                f"{kind}_shared" if reused else kind,
+                {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
+            )
         )
     mixer = attention(
-        c, position={"rope_theta": 1_000_000.0, **rope(c)}, v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm),
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
+        **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
     )  # fmt: skip
-    feed_forward = glu(c, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
+    feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
     gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
@@ -74,17 +82,17 @@ def _gemma3n(c: Config) -> Table:
         "feed_forward": feed_forward,
         "norm": norm,
         "per_layer_input": gate,
-        "laurel_rank": c.size("laurel_rank"),
+        "laurel_rank": config.size("laurel_rank"),
         "altup_num_inputs": streams,
     }
-    rows = c.size("vocab_size_per_layer_input")
+    rows = config.size("vocab_size_per_layer_input")
     table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width, "norm": norm}
     return decoder(
-        c,
+        config,
         block,
         norm,
         stack={
-            **laid_out(layers),
+            **stack_of_layers(layers),
             "per_layer_embedding": table,
             "streams": {"type": "altup", "altup_num_inputs": streams},
         },
@@ -129,13 +137,13 @@ IGNORED = frozenset(
 )
 
 
-def sharing(s: Facts) -> int:
-    """The number of layers that use the keys and values of an earlier layer."""
-    return sum(bool(mixer.kv_shared) for mixer in s.mixers)
+def sharing(facts: Facts) -> int:
+    """Returns the number of layers that use the keys and values of an earlier layer."""
+    return sum(bool(mixer.kv_shared) for mixer in facts.mixers)
 
 
-def _widths_of_layers(s: Facts) -> Any:
-    widths = [network.intermediate_size for network in s.networks]
+def _widths_of_layers(facts: Facts) -> Any:
+    widths = [network.intermediate_size for network in facts.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
 

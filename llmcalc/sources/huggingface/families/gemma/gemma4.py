@@ -1,5 +1,6 @@
-"""Gemma 4: sliding and full layers with different head sizes, experts in parallel with a dense FFN, per-layer
-embeddings, shared keys and values.
+"""Gemma 4: sliding and full layers with different head sizes, and experts in parallel with a dense FFN.
+
+It has per-layer embeddings, and layers that share keys and values.
 
 transformers: models/gemma4, models/gemma4_unified (without experts and per-layer embeddings). The last
     `num_kv_shared_layers` layers use the keys and values of the nearest earlier layer of their kind. A model that is
@@ -20,16 +21,16 @@ from ...parts import (
     Table,
     attention,
     biases,
-    check_shared,
+    bidirectional,
+    check_shared_layers,
     decoder,
     every_nth_full,
     glu,
-    laid_out,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
-    seen_both_ways,
+    stack_of_layers,
 )
 from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
@@ -39,97 +40,110 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
-    """The head sizes of each layer that differ from the common ones: from `per_layer_config`, or `global_` in full
-    layers.
+def _full_heads(config: Config, kinds: list[str]) -> list[Table]:
+    """Returns the head sizes of each layer that differ from the common ones.
+
+    They are those in `per_layer_config`, or `global_` fields in full layers.
     """
-    if c.has("per_layer_config"):
-        table = c.table("per_layer_config")
-        known = {"head_dim", "num_key_value_heads"}
+    if config.has("per_layer_config"):
+        table = config.table("per_layer_config")
+        allowed_fields = {"head_dim", "num_key_value_heads"}
         layers = [table.get(str(i), {}) for i in range(len(kinds))]
         if not all(
-            isinstance(layer, dict) and set(layer) <= known and all(is_whole(v) and v > 0 for v in layer.values())
+            isinstance(layer, dict)
+            and set(layer) <= allowed_fields
+            and all(is_whole(v) and v > 0 for v in layer.values())
             for layer in layers
         ):
-            raise c.wrong("per_layer_config", table, f"{' and '.join(sorted(known))} of some layers")
+            raise config.wrong("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
         return layers
-    heads = c.maybe("num_global_key_value_heads") if c.flag("attention_k_eq_v") else None
-    full: Table = {"head_dim": c.size("global_head_dim"), **({} if heads is None else {"num_key_value_heads": heads})}
-    return [full if kind == "full" else {} for kind in kinds]
+    heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    full_fields: Table = {
+        "head_dim": config.size("global_head_dim"),
+        **({} if heads is None else {"num_key_value_heads": heads}),
+    }
+    return [full_fields if kind == "full" else {} for kind in kinds]
 
 
-def _layers(c: Config, kinds: list[str], wider: str) -> Table:
-    """The fields of the stack with its kinds of layers, and the kind of each layer.
+def _layers(config: Config, kinds: list[str], wider: str) -> Table:
+    """Returns the fields of the stack with its kinds of layers, and the kind of each layer.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
-    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
-    check_shared(c, kinds, shared)
-    wide = c.flag("use_double_wide_mlp")
+    depth, window, shared_layers = (
+        config.size("num_hidden_layers"),
+        config.size("sliding_window"),
+        config.count("num_kv_shared_layers"),
+    )
+    check_shared_layers(config, kinds, shared_layers)
+    double_wide = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
-    sizes = _full_heads(c, kinds)
+    sizes = _full_heads(config, kinds)
     for i, kind in enumerate(kinds):
         mixer: Table = dict(sizes[i])
         if kind == "sliding":
             mixer |= {
                 "sliding_window": window,
-                "position": {"type": "rope", "rope_theta": local_theta(c), "partial_rotary_factor": None},
+                "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
             }
-        elif c.flag("attention_k_eq_v"):
+        elif config.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
-        if shared and i >= depth - shared:
+        if shared_layers and i >= depth - shared_layers:
             mixer["kv_shared"] = True
-            if wide:
-                layer[wider] = {"intermediate_size": 2 * c.size("intermediate_size")}
+            if double_wide:
+                layer[wider] = {"intermediate_size": 2 * config.size("intermediate_size")}
         layers.append((f"{kind}_shared" if "kv_shared" in mixer else kind, layer))
-    return laid_out(layers)
+    return stack_of_layers(layers)
 
 
-def _gemma4(c: Config) -> Table:
-    return _layered(c, c.flag("enable_moe_block"), c.get("hidden_size_per_layer_input") not in (None, 0))
+def _gemma4(config: Config) -> Table:
+    return _layered(config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0))
 
 
-def _unified(c: Config) -> Table:
-    return _layered(c, experts=False, per_layer=False)
+def _unified(config: Config) -> Table:
+    return _layered(config, experts=False, per_layer=False)
 
 
-def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(c.size("num_hidden_layers"), 6))
+def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6))
     kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     mixer = attention(
-        c,
+        config,
         position=rope,
         v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(c.flag("attention_bias"), *QKVO),
+        **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    dense = glu(c, act="hidden_activation")
+    dense = glu(config, act="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense, "norm": norm}
     if experts:
-        expert = glu(c, width=c.size("moe_intermediate_size"), act="hidden_activation")
+        expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
             "feed_forward": moe(
-                c.size("num_experts"), c.size("top_k_experts"), expert, router={"norm": norm, "expert_scale": True}
+                config.size("num_experts"),
+                config.size("top_k_experts"),
+                expert,
+                router={"norm": norm, "expert_scale": True},
             ),
             "dense": dense,
         }
-    stack = _layers(c, kinds, "dense" if experts else "feed_forward")
+    stack = _layers(config, kinds, "dense" if experts else "feed_forward")
     if per_layer:
-        width = c.size("hidden_size_per_layer_input")
+        width = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense["hidden_act"]}
-        rows = c.size("vocab_size_per_layer_input")
+        rows = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": rows,
             "hidden_size_per_layer_input": width,
             "norm": norm,
         }
-    table = decoder(c, block, norm, stack=stack)
-    c.must("use_bidirectional_attention", None, "all", "vision")
-    if c.get("use_bidirectional_attention") == "all":
-        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2 + 1)
+    table = decoder(config, block, norm, stack=stack)
+    config.must("use_bidirectional_attention", None, "all", "vision")
+    if config.get("use_bidirectional_attention") == "all":
+        table["encoder"] = bidirectional(table.pop("decoder"), lambda window: window // 2 + 1)
     return table
 
 
@@ -177,33 +191,33 @@ IGNORED = frozenset(
 )
 
 
-def _full(s: Facts) -> Any:
-    """A layer without a window."""
-    return s.find(Attention, where=lambda part: part.sliding_window is None)
+def _full_attention(facts: Facts) -> Any:
+    """Returns the attention of a layer without a window."""
+    return facts.find(Attention, condition=lambda part: part.sliding_window is None)
 
 
-def _windowed(s: Facts) -> Any:
-    """The attention of the first layer with a window, or of the first layer if no layer has one."""
-    return (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)
+def _sliding_attention(facts: Facts) -> Any:
+    """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
+    return (facts.typed("attention") if facts.window is None else facts.sliding).sizes(facts.spec.hidden_size)
 
 
-def _every_key(s: Facts) -> int | None:
-    """The key/value heads of full layers, if they differ from those of the other layers."""
-    many: int | None = _full(s).num_key_value_heads
-    return many if many != s.mixers[0].num_key_value_heads else None
+def _full_kv_heads(facts: Facts) -> int | None:
+    """Returns the key/value heads of full layers, if they differ from those of the other layers."""
+    kv_heads: int | None = _full_attention(facts).num_key_value_heads
+    return kv_heads if kv_heads != facts.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(s: Facts) -> int:
+def _per_layer(facts: Facts) -> int:
     try:
-        width: int = present(s.first.per_layer_embedding).hidden_size_per_layer_input
+        width: int = present(facts.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return width
 
 
-def _wider(s: Facts) -> bool:
+def _has_wider_ffn(facts: Facts) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in s.layers]
+    networks: list[Any] = [layer.networks()[-1] for layer in facts.layers]
     return len({network.intermediate_size for network in networks}) > 1
 
 
@@ -214,13 +228,13 @@ FAMILIES = {
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
-            "head_dim": lambda s: _windowed(s)[2],
-            "num_key_value_heads": lambda s: _windowed(s)[1],
-            "global_head_dim": lambda s: _full(s).sizes(s.spec.hidden_size)[2],
-            "num_global_key_value_heads": _every_key,
-            "attention_k_eq_v": lambda s: _full(s).attention_k_eq_v,
+            "head_dim": lambda s: _sliding_attention(s)[2],
+            "num_key_value_heads": lambda s: _sliding_attention(s)[1],
+            "global_head_dim": lambda s: _full_attention(s).sizes(s.spec.hidden_size)[2],
+            "num_global_key_value_heads": _full_kv_heads,
+            "attention_k_eq_v": lambda s: _full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
-            "use_double_wide_mlp": _wider,
+            "use_double_wide_mlp": _has_wider_ffn,
             "hidden_size_per_layer_input": _per_layer,
             "enable_moe_block": lambda s: bool(s.with_experts()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,

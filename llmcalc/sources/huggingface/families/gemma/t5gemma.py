@@ -17,125 +17,146 @@ from ...parts import (
     Table,
     attention,
     biases,
+    bidirectional,
     every_nth_full,
     glu,
-    headed,
+    head_table,
     qk_norm,
     rmsnorm,
     rope,
-    seen_both_ways,
-    windowed,
+    sliding_stack,
 )
-from .gemma import capped, local_theta
+from .gemma import local_theta, score_cap
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
-    """(the config of one side, its stack). A missing side has the defaults."""
-    data = c.get(name)
-    data = {} if data is None else dict(c.table(name))
-    side = Config(data, MODULE, c.model_type, c.head, f"{c.where}{name}.")
-    norm = rmsnorm(side.number("rms_norm_eps"))
-    mixer = attention(side, **capped(side), **biases(side.flag("attention_bias"), *QKVO))
+def _side_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+    """Returns the config of one side (encoder or decoder) and its stack. A missing side has the defaults."""
+    data = config.get(name)
+    data = {} if data is None else dict(config.table(name))
+    side_config = Config(data, MODULE, config.model_type, config.head, f"{config.where}{name}.")
+    norm = rmsnorm(side_config.number("rms_norm_eps"))
+    mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = {
         "attention": mixer,
-        "feed_forward": glu(side, act="hidden_activation"),
+        "feed_forward": glu(side_config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    if crosses:
+    if has_cross_attention:
         block["cross_attention"] = {k: v for k, v in mixer.items() if k != "position"}
-    depth = side.size("num_hidden_layers")
+    depth = side_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **windowed(side, every_nth_full(depth, 2)),
+        **sliding_stack(side_config, every_nth_full(depth, 2)),
     }
-    stack = stack if crosses else seen_both_ways(stack, lambda window: window)
-    side.close(IGNORED, c)
-    return side, stack
+    stack = stack if has_cross_attention else bidirectional(stack, lambda window: window)
+    side_config.close(IGNORED, config)
+    return side_config, stack
 
 
-def _t5gemma(c: Config) -> Table:
-    reads, encoder = _side(c, "encoder")
-    if not c.flag("is_encoder_decoder"):
-        sizes = {"vocab_size": reads.size("vocab_size"), "hidden_size": reads.size("hidden_size")}
-        c.asked.update(("decoder", "tie_word_embeddings"))
+def _t5gemma(config: Config) -> Table:
+    encoder_config, encoder = _side_stack(config, "encoder")
+    if not config.flag("is_encoder_decoder"):
+        sizes = {"vocab_size": encoder_config.size("vocab_size"), "hidden_size": encoder_config.size("hidden_size")}
+        config.fields_read.update(("decoder", "tie_word_embeddings"))
         return {
             **sizes,
             "tie_word_embeddings": False,
             "encoder": encoder,
-            "head": _head(c) if c.head == "classification" else {"type": "none"},
+            "head": _head(config) if config.head == "classification" else {"type": "none"},
         }
-    writes, decoder = _side(c, "decoder", crosses=True)
-    width, vocab = reads.size("hidden_size"), reads.size("vocab_size")
-    encoder |= {"vocab_size": vocab, **({} if width == writes.size("hidden_size") else {"hidden_size": width})}
-    sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    decoder_config, decoder = _side_stack(config, "decoder", has_cross_attention=True)
+    width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
+    encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
+    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
     return {
         **sizes,
-        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
-        "head": _head(c),
+        "head": _head(config),
     }
 
 
-def _t5gemma2(c: Config) -> Table:
-    c.must("is_encoder_decoder", True)
-    outer = _part(c, "encoder", {"text_config": None})
-    reads, writes = _part(outer, "text_config", TEXT), _part(c, "decoder", TEXT)
+def _t5gemma2(config: Config) -> Table:
+    config.must("is_encoder_decoder", True)
+    encoder_wrapper = _nested_config(config, "encoder", {"text_config": None})
+    encoder_config, decoder_config = (
+        _nested_config(encoder_wrapper, "text_config", TEXT),
+        _nested_config(config, "decoder", TEXT),
+    )
     for name in ("hidden_size", "vocab_size"):
-        if reads.size(name) != writes.size(name):
-            raise writes.wrong(name, writes.size(name), f"{reads.size(name)}, which is the encoder's")
-    tied, width = c.flag("tie_word_embeddings"), writes.size("hidden_size")
-    encoder, decoder = _gemma3_side(reads), _gemma3_side(writes, merged=True)
+        if encoder_config.size(name) != decoder_config.size(name):
+            raise decoder_config.wrong(
+                name, decoder_config.size(name), f"{encoder_config.size(name)}, which is the encoder's"
+            )
+    tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
+    encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, merged=True)
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"].tower_file, {**outer.data, "tie_word_embeddings": tied}, width
+        "t5gemma2", FAMILIES["t5gemma2"].tower_file, {**encoder_wrapper.data, "tie_word_embeddings": tied}, width
     )
-    for one, ignored in ((outer, IMAGES), (reads, IGNORED), (writes, IGNORED)):
-        one.close(ignored, c)
-    c.notes += notes
-    sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
-    table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(c)}
+    for part_config, ignored in ((encoder_wrapper, IMAGES), (encoder_config, IGNORED), (decoder_config, IGNORED)):
+        part_config.close(ignored, config)
+    config.notes += notes
+    sizes = {field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(config)}
     if not tied:
-        encoder["vocab_size"] = reads.size("vocab_size")
+        encoder["vocab_size"] = encoder_config.size("vocab_size")
     return {**table, "towers": towers} if towers else table
 
 
-def _part(c: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """A nested config; a missing one has the defaults."""
-    data = {} if c.get(name) is None else dict(c.table(name))
-    return Config(data, defaults, c.model_type, c.head, f"{c.where}{name}.")
+def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
+    """Returns a nested config; a missing one has the defaults."""
+    data = {} if config.get(name) is None else dict(config.table(name))
+    return Config(data, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
-def _gemma3_side(c: Config, merged: bool = False) -> Table:
-    """The stack of one side. merged: its attention also covers the encoder's output, with the same projections."""
-    norm, depth, bias = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
-    turned = {"position": {"rope_theta": 1_000_000.0, **rope(c, kind="full_attention")}}
+def _gemma3_side(config: Config, merged: bool = False) -> Table:
+    """Returns the stack of one side. merged: whether its attention also covers the encoder's output."""
+    norm, depth, bias = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.flag("attention_bias"),
+    )
+    position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, kind="full_attention")}}
     if merged:
-        heads = {field: c.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
-        mixer: Table = {"type": "merged", **heads, "attention_bias": bias, "norm": norm, **turned, **capped(c)}
+        heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        mixer: Table = {
+            "type": "merged",
+            **heads,
+            "attention_bias": bias,
+            "norm": norm,
+            **position_field,
+            **score_cap(config),
+        }
     else:
-        mixer = attention(c, **turned, **capped(c), **qk_norm(norm), **biases(bias, *QKVO))
+        mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
     block: Table = {
         "attention": mixer,
-        "feed_forward": glu(c, act="hidden_activation"),
+        "feed_forward": glu(config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    kinds = every_nth_full(depth, c.maybe("sliding_window_pattern") or 6)
-    local = {"position": {"rope_theta": local_theta(c)}}
-    return {"num_hidden_layers": depth, "block": block, "final_norm": norm, **windowed(c, kinds, sliding=local)}
+    kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
+    local = {"position": {"rope_theta": local_theta(config)}}
+    return {
+        "num_hidden_layers": depth,
+        "block": block,
+        "final_norm": norm,
+        **sliding_stack(config, kinds, sliding=local),
+    }
 
 
-def _head(c: Config) -> Table:
-    """A classifier that scores every token, with a bias."""
-    return headed(c, None, {"over": "token"})
+def _head(config: Config) -> Table:
+    """Returns a classifier that scores every token, with a bias."""
+    return head_table(config, None, {"over": "token"})
 
 
 MODULE: dict[str, Any] = {
@@ -195,29 +216,29 @@ IMAGES = frozenset(
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
-def _module(s: Facts, side: str) -> dict[str, Any]:
-    """The config of one side."""
-    stack = present(getattr(s.spec, side))
-    alone = s.of(s.spec.model_copy(update={"encoder": None, "decoder": stack}))
+def _side_config(facts: Facts, side: str) -> dict[str, Any]:
+    """Returns the config of one side from a spec."""
+    stack = present(getattr(facts.spec, side))
+    side_facts = facts.of(facts.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
-    values = {field: alone.usual(field) for field in names}
-    mixer, context = alone.find(Attention), s.spec.max_position_embeddings
+    values = {field: side_facts.usual(field) for field in names}
+    mixer, context = side_facts.find(Attention), facts.spec.max_position_embeddings
     values |= {
-        "hidden_activation": alone.usual("hidden_act"),
+        "hidden_activation": side_facts.usual("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    values |= {} if alone.window is None else {"sliding_window": alone.window}
+    values |= {} if side_facts.window is None else {"sliding_window": side_facts.window}
     values |= {} if context is None else {"max_position_embeddings": context}
     sizes = {
-        "vocab_size": stack.vocab_size or s.spec.vocab_size,
-        "hidden_size": stack.hidden_size or s.spec.hidden_size,
+        "vocab_size": stack.vocab_size or facts.spec.vocab_size,
+        "hidden_size": stack.hidden_size or facts.spec.hidden_size,
     }
     return {
         **sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **values,
-        "rope_theta": alone.position.rope_theta,
+        "rope_theta": side_facts.position.rope_theta,
     }
 
 
@@ -236,8 +257,8 @@ FAMILIES = {
         WHOLE,
         IGNORED,
         writes={
-            "encoder": lambda s: _module(s, "encoder"),
-            "decoder": lambda s: _module(s, "decoder"),
+            "encoder": lambda s: _side_config(s, "encoder"),
+            "decoder": lambda s: _side_config(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),

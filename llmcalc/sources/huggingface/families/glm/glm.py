@@ -13,14 +13,16 @@ from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
-def _glm(c: Config, placement: str = "pre") -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, position=rope(c, share=0.5), **biases(c.flag("attention_bias"), *QKV))
-    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": placement}, norm)
+def _glm(config: Config, placement: str = "pre") -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
+    return decoder(
+        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": placement}, norm
+    )
 
 
-def _glm4(c: Config) -> Table:
-    return _glm(c, "sandwich")
+def _glm4(config: Config) -> Table:
+    return _glm(config, "sandwich")
 
 
 DEFAULTS: dict[str, Any] = {

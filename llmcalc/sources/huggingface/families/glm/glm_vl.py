@@ -14,27 +14,29 @@ from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
 from .glm import GLM4_MODULES, HALVES_MODULES
 
 
-def _share(c: Config) -> int:
-    """A head's share of hidden_size, rounded down as in the classes."""
-    width, heads = c.size("hidden_size"), c.size("num_attention_heads")
+def _head_dim(config: Config) -> int:
+    """Returns a head's share of hidden_size, rounded down as in the classes."""
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if width < heads:
-        raise c.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")
+        raise config.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")
     return width // heads
 
 
-def _glm4v_text(c: Config) -> Table:
-    c.must("attention_bias", None, True)
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, head_dim=_share(c), **biases(True, *QKV))
-    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}, norm)
+def _glm4v_text(config: Config) -> Table:
+    config.must("attention_bias", None, True)
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, head_dim=_head_dim(config), **biases(True, *QKV))
+    return decoder(
+        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}, norm
+    )
 
 
-def _glm4v_moe_text(c: Config) -> Table:
-    c.must("use_qk_norm", None, False)
-    head = c.maybe("head_dim") or _share(c)
-    mixer = attention(c, position=rope(c, 0.5), head_dim=head, **biases(c.flag("attention_bias"), *QKV))
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mixer, routed(c, **SIGMOID), names)
+def _glm4v_moe_text(config: Config) -> Table:
+    config.must("use_qk_norm", None, False)
+    head = config.maybe("head_dim") or _head_dim(config)
+    mixer = attention(config, position=rope(config, 0.5), head_dim=head, **biases(config.flag("attention_bias"), *QKV))
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    return deepseek(config, mixer, routed(config, **SIGMOID), names)
 
 
 COMMON: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""GPT and decoders of its time: learned positions or ALiBi, LayerNorm, biases."""
+"""GPT and similar early decoders: learned positions or ALiBi, LayerNorm, biases."""

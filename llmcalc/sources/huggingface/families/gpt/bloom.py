@@ -13,81 +13,88 @@ from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
-from .gpt import heads_of, inner
+from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
     from ....to_hf.facts import Facts
 
 
-def _bloom(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_epsilon"))
-    mixer = heads_of(c, position={"type": "alibi"}, **biases(True, *QKVO))
+def _bloom(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_epsilon"))
+    mixer = full_width_heads(config, position={"type": "alibi"}, **biases(True, *QKVO))
     block = {
         "attention": mixer,
-        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu_tanh"),
+        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, stack={"embedding_norm": norm})
+    return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
-def _falcon(c: Config) -> Table:
-    norm, heads = layernorm(c.number("layer_norm_epsilon")), c.size("num_attention_heads")
-    new, parallel, norms = (
-        _on(c, "new_decoder_architecture"),
-        _on(c, "parallel_attn"),
-        c.maybe("num_ln_in_parallel_attn"),
+def _falcon(config: Config) -> Table:
+    norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
+    new_architecture, parallel, norms = (
+        _nullable_flag(config, "new_decoder_architecture"),
+        _nullable_flag(config, "parallel_attn"),
+        config.maybe("num_ln_in_parallel_attn"),
     )
-    if new and not parallel:
-        raise c.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
-    if parallel and not new and norms == 2:
-        raise c.wrong("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
-    kv_heads = c.maybe("num_kv_heads") or heads
-    if not new:
-        kv_heads = 1 if _on(c, "multi_query") else heads
-    position = {"type": "alibi"} if _on(c, "alibi") else rope(c)
-    mixer = heads_of(c, num_key_value_heads=kv_heads, position=position, **biases(_on(c, "bias"), *QKVO))
+    if new_architecture and not parallel:
+        raise config.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
+    if parallel and not new_architecture and norms == 2:
+        raise config.wrong("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
+    kv_heads = config.maybe("num_kv_heads") or heads
+    if not new_architecture:
+        kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
+    position = {"type": "alibi"} if _nullable_flag(config, "alibi") else rope(config)
+    mixer = full_width_heads(
+        config, num_key_value_heads=kv_heads, position=position, **biases(_nullable_flag(config, "bias"), *QKVO)
+    )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
     block: Table = {
         "attention": mixer,
-        "feed_forward": inner(c, "ffn_hidden_size", "activation", _on(c, "bias")),
+        "feed_forward": plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")),
         "norm": norm,
         "norm_placement": "pre",
     }
     if parallel:
-        block["parallel"] = "separate" if new and norms in (None, 2) else "shared"
-    return decoder(c, block, norm)
+        block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
+    return decoder(config, block, norm)
 
 
-def _on(c: Config, name: str) -> bool:
-    """A flag that may be null, which means false."""
-    return c.get(name) is not None and c.flag(name)
+def _nullable_flag(config: Config, name: str) -> bool:
+    """Returns a flag that may be null, which means false."""
+    return config.get(name) is not None and config.flag(name)
 
 
-def _mpt(c: Config) -> Table:
-    """MPT as published: ALiBi without the other options of MosaicML's code, which the class ignores."""
-    norm = layernorm(c.number("layer_norm_epsilon"), bias=False)
-    c.must("expansion_ratio", 4)
-    c.must("no_bias", True)
-    inside = c.get("attn_config")
-    given = Config({} if inside is None else c.table("attn_config"), ATTENTION, "mpt", where=f"{c.where}attn_config.")
-    given.must("attn_type", "multihead_attention")
-    given.must("alibi", True)
-    given.must("qk_ln", False)
-    given.close(OF_ATTENTION, c)
-    network = c.get("ffn_config")
+def _mpt(config: Config) -> Table:
+    """Reads MPT as published: ALiBi without the other options of MosaicML's code, which the class ignores."""
+    norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
+    config.must("expansion_ratio", 4)
+    config.must("no_bias", True)
+    attention_table = config.get("attn_config")
+    attention_config = Config(
+        {} if attention_table is None else config.table("attn_config"),
+        ATTENTION,
+        "mpt",
+        where=f"{config.where}attn_config.",
+    )
+    attention_config.must("attn_type", "multihead_attention")
+    attention_config.must("alibi", True)
+    attention_config.must("qk_ln", False)
+    attention_config.close(OF_ATTENTION, config)
+    network = config.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
-        raise c.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
-    mixer = heads_of(c, position={"type": "alibi"})
+        raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
+    mixer = full_width_heads(config, position={"type": "alibi"})
     block = {
         "attention": mixer,
-        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu", bias=False),
+        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu", bias=False),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm)
+    return decoder(config, block, norm)
 
 
 ATTENTION: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
@@ -96,16 +103,16 @@ OF_ATTENTION = frozenset(
 )
 
 
-def _groups_or_norms(s: Facts) -> bool:
+def _groups_or_norms(facts: Facts) -> bool:
     """Whether a model has Falcon's second architecture: two parallel norms, or grouped queries."""
-    return s.layers[0].parallel == "separate" or s.usual("num_key_value_heads") not in (
+    return facts.layers[0].parallel == "separate" or facts.usual("num_key_value_heads") not in (
         1,
-        s.named("num_attention_heads"),
+        facts.named("num_attention_heads"),
     )
 
 
-def _norms(s: Facts) -> int | None:
-    return {"separate": 2, "shared": 1}.get(s.layers[0].parallel or "")
+def _norms(facts: Facts) -> int | None:
+    return {"separate": 2, "shared": 1}.get(facts.layers[0].parallel or "")
 
 
 def _every_head(op: Op) -> Op:

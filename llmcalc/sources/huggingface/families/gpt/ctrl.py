@@ -8,21 +8,21 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
-from .gpt import ALIASES, heads_of
+from .gpt import ALIASES, full_width_heads
 
 
-def _ctrl(c: Config) -> Table:
+def _ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
-        "feed_forward": mlp(c.size("dff"), "relu"),
+        "attention": full_width_heads(config, **biases(True, *QKVO)),
+        "feed_forward": mlp(config.size("dff"), "relu"),
         "norm": norm,
         "norm_placement": "pre",
     }
     return decoder(
-        c,
+        config,
         block,
-        layernorm(c.number("layer_norm_epsilon")),
+        layernorm(config.number("layer_norm_epsilon")),
         head={"bias": True},
         stack={"position": {"type": "sinusoidal"}},
     )

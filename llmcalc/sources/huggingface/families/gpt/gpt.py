@@ -1,5 +1,6 @@
-"""GPT and its successors: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox,
-gpt_neox_japanese.
+"""GPT and its successors.
+
+openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese.
 
 transformers: models/openai, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese. LayerNorms with
     biases, non-gated FFNs with biases; learned positions up to GPT-Neo, rotary positions in later models.
@@ -24,7 +25,7 @@ from ...parts import (
     labels,
     layer_pattern,
     layernorm,
-    learned,
+    learned_positions,
     mlp,
     rope,
 )
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def heads_of(c: Config, **fields: Any) -> Table:
-    """Multi-head attention whose heads together have the width of the model."""
-    heads = c.size("num_attention_heads")
-    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+def full_width_heads(config: Config, **fields: Any) -> Table:
+    """Returns multi-head attention whose heads together have the width of the model."""
+    heads = config.size("num_attention_heads")
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)
     return {"num_attention_heads": heads, **fields}
 
 
-def inner(c: Config, width: str, act: str, bias: bool = True) -> Table:
-    """A non-gated FFN, with a default width of four times hidden_size. width: the config field of its width."""
-    return mlp(c.maybe(width) or 4 * c.size("hidden_size"), c.choice(ACTIVATIONS, act), bias)
+def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: the config field of its width."""
+    return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
 
 
 def _gpt(
-    c: Config,
+    config: Config,
     mixer: Table,
     width: str = "n_inner",
     stack: Table | None = None,
@@ -54,106 +55,121 @@ def _gpt(
     answers: int = 2,
     **block: Any,
 ) -> Table:
-    norm = layernorm(c.number("layer_norm_epsilon"))
+    norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": inner(c, width, "activation_function"),
+        "feed_forward": plain_ffn(config, width, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
     }
-    return decoder(c, layer, norm, stack=stack, head=head, answers=answers)
+    return decoder(config, layer, norm, stack=stack, head=head, answers=answers)
 
 
-def _choosing(c: Config) -> Table:
-    """The second head of a multiple-choice class: one score of the last token for each continuation."""
-    if c.head != "lm" or not architecture(c).endswith("DoubleHeadsModel"):
+def _choice_head(config: Config) -> Table:
+    """Returns the second head of a multiple-choice class: one score of the last token for each continuation."""
+    if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
-    c.must("summary_use_proj", True)
-    c.must("summary_proj_to_labels", True)
+    config.must("summary_use_proj", True)
+    config.must("summary_proj_to_labels", True)
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 
-def _gpt2(c: Config) -> Table:
-    c.must("add_cross_attention", False)
-    return {**_gpt(c, heads_of(c, **biases(True, *QKVO)), stack={"position": learned(c)}), **_choosing(c)}
+def _gpt2(config: Config) -> Table:
+    config.must("add_cross_attention", False)
+    return {
+        **_gpt(config, full_width_heads(config, **biases(True, *QKVO)), stack={"position": learned_positions(config)}),
+        **_choice_head(config),
+    }
 
 
-def _gpt_bigcode(c: Config) -> Table:
-    c.must("add_cross_attention", False)
-    queries = {"num_key_value_heads": 1} if c.flag("multi_query") else {}
-    return _gpt(c, heads_of(c, **queries, **biases(True, *QKVO)), stack={"position": learned(c)})
+def _gpt_bigcode(config: Config) -> Table:
+    config.must("add_cross_attention", False)
+    queries = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
+    return _gpt(
+        config,
+        full_width_heads(config, **queries, **biases(True, *QKVO)),
+        stack={"position": learned_positions(config)},
+    )
 
 
-def _gpt_neo(c: Config) -> Table:
-    types, depth, window = c.get("attention_types"), c.size("num_hidden_layers"), c.size("window_size")
+def _gpt_neo(config: Config) -> Table:
+    types, depth, window = config.get("attention_types"), config.size("num_hidden_layers"), config.size("window_size")
     types = [[["global", "local"], 12]] if types is None else types
     kinds: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     names: list[str] = []
     for entry in types if isinstance(types, list) else ():
         match entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
-                isinstance(one, str) and one in kinds for one in several
+                isinstance(kind, str) and kind in kinds for kind in several
             ):
                 names += several * times
             case _:
                 names.append("")
     if len(names) != depth or "" in names:
-        raise c.wrong(
+        raise config.wrong(
             "attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
     stack = {
         "variants": {name: kinds[name] for name in dict.fromkeys(names)},
         **layer_pattern(names),
-        "position": learned(c),
+        "position": learned_positions(config),
     }
-    return _gpt(c, heads_of(c, o_bias=True), "intermediate_size", stack)
+    return _gpt(config, full_width_heads(config, o_bias=True), "intermediate_size", stack)
 
 
-def _openai_gpt(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_epsilon"))
+def _openai_gpt(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_epsilon"))
     network = mlp(
-        4 * c.size("hidden_size"),
-        c.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
+        4 * config.size("hidden_size"),
+        config.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
+        "attention": full_width_heads(config, **biases(True, *QKVO)),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "post",
     }
-    return decoder(c, block, None, stack={"position": learned(c)}, **_choosing(c))
+    return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
 
 
-def _gptj(c: Config) -> Table:
-    turned = c.maybe("rotary_dim")
-    position = {"type": "rope", **({} if turned is None else {"rotary_dim": turned})}
-    return _gpt(c, heads_of(c, position=position), parallel="shared", head={"bias": True}, answers=labels(c))
+def _gptj(config: Config) -> Table:
+    rotary_dim = config.maybe("rotary_dim")
+    position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
+    return _gpt(
+        config,
+        full_width_heads(config, position=position),
+        parallel="shared",
+        head={"bias": True},
+        answers=labels(config),
+    )
 
 
-def _gpt_neox(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_eps"))
-    position = rope(c, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = heads_of(c, position=position, **biases(c.flag("attention_bias"), *QKVO))
+def _gpt_neox(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_eps"))
+    position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
+    mixer = full_width_heads(config, position=position, **biases(config.flag("attention_bias"), *QKVO))
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, {**block, **({"parallel": "separate"} if c.flag("use_parallel_residual") else {})}, norm)
-
-
-def _gpt_neox_japanese(c: Config) -> Table:
-    """GPT-NeoX Japanese: no biases, except in the attention output projection of the last layer."""
-    norm, depth, width = (
-        layernorm(c.number("layer_norm_eps")),
-        c.size("num_hidden_layers"),
-        c.size("intermediate_multiple_size") * c.size("hidden_size"),
+    return decoder(
+        config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
     )
-    network = mlp(width, c.choice(ACTIVATIONS, "hidden_act"), bias=False)
+
+
+def _gpt_neox_japanese(config: Config) -> Table:
+    """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
+    norm, depth, width = (
+        layernorm(config.number("layer_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.size("intermediate_multiple_size") * config.size("hidden_size"),
+    )
+    network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = {
-        "attention": heads_of(c, position=rope(c, 1.0, "rotary_pct", "rotary_emb_base")),
+        "attention": full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")),
         "feed_forward": network,
         "norm": norm,
         "norm_placement": "pre",
@@ -161,7 +177,10 @@ def _gpt_neox_japanese(c: Config) -> Table:
     kinds = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     names = ["plain"] * (depth - 1) + ["biased"]
     return decoder(
-        c, block, norm, stack={"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+        config,
+        block,
+        norm,
+        stack={"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
     )
 
 
@@ -204,14 +223,14 @@ NO_COUNT = frozenset(
 )
 
 
-def _afn(s: Facts) -> str:
-    """GPT-1's name `gelu` stands for the approximate GELU, which has another name in other classes."""
-    return {"gelu_tanh": "gelu"}.get(s.network.hidden_act, s.network.hidden_act)
+def _activation_name(facts: Facts) -> str:
+    """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
+    return {"gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
 
 
-def _neo(s: Facts) -> list[Any]:
+def _attention_types(facts: Facts) -> list[Any]:
     """Returns GPT-Neo's attention types with one entry per layer."""
-    return [[["global" if kind == "full_attention" else "local"], 1] for kind in s.kinds()]
+    return [[["global" if kind == "full_attention" else "local"], 1] for kind in facts.kinds()]
 
 
 def _every_token(op: Op) -> Op:
@@ -270,7 +289,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases=ALIASES,
-        writes={"afn": _afn},
+        writes={"afn": _activation_name},
         modules={
             **GPT2_MODULES,
             "embed_tokens": "tokens_embed",
@@ -305,7 +324,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        writes={"attention_types": _neo, "window_size": lambda s: present(s.window)},
+        writes={"attention_types": _attention_types, "window_size": lambda s: present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
         modules={
             **GPT2_MODULES,

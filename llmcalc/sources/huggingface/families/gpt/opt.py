@@ -1,4 +1,4 @@
-"""Decoders of fairseq: opt, xglm, biogpt. They have biases everywhere, and two rows before the first learned position.
+"""Decoders of fairseq, with biases everywhere and two rows before the first position: opt, xglm, biogpt.
 
 transformers: models/opt, models/xglm, models/biogpt.
 """
@@ -9,53 +9,53 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, learned
-from .gpt import heads_of, inner
+from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
+from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _opt(c: Config) -> Table:
-    bias, first, hidden = c.flag("enable_bias"), c.flag("do_layer_norm_before"), c.size("hidden_size")
-    norm = layernorm(weight=c.flag("layer_norm_elementwise_affine"))
+def _opt(config: Config) -> Table:
+    bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
+    norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = {
-        "attention": heads_of(c, **biases(bias, *QKVO)),
-        "feed_forward": inner(c, "ffn_dim", "activation_function", bias),
+        "attention": full_width_heads(config, **biases(bias, *QKVO)),
+        "feed_forward": plain_ffn(config, "ffn_dim", "activation_function", bias),
         "norm": norm,
-        "norm_placement": "pre" if first else "post",
+        "norm_placement": "pre" if pre_norm else "post",
     }
-    width = c.maybe("word_embed_proj_dim") or hidden
-    last = norm if first and not c.flag("_remove_final_layer_norm") else None
+    width = config.maybe("word_embed_proj_dim") or hidden
+    final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     factorised: Table = {} if width == hidden else {"embedding_size": width}
-    return decoder(c, block, last, stack={"position": learned(c, 2)}, **factorised)
+    return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **factorised)
 
 
-def _xglm(c: Config) -> Table:
-    c.must("add_cross_attention", False)
-    return _fairseq(c, "ffn_dim", "activation_function", {"type": "sinusoidal"})
+def _xglm(config: Config) -> Table:
+    config.must("add_cross_attention", False)
+    return _fairseq(config, "ffn_dim", "activation_function", {"type": "sinusoidal"})
 
 
-def _biogpt(c: Config) -> Table:
-    return _fairseq(c, "intermediate_size", "hidden_act", learned(c, 2))
+def _biogpt(config: Config) -> Table:
+    return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(c: Config, width: str, act: str, position: Table) -> Table:
+def _fairseq(config: Config, width: str, act: str, position: Table) -> Table:
     norm = layernorm()
     block = {
-        "attention": heads_of(c, **biases(True, *QKVO)),
-        "feed_forward": inner(c, width, act),
+        "attention": full_width_heads(config, **biases(True, *QKVO)),
+        "feed_forward": plain_ffn(config, width, act),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, stack={"position": position})
+    return decoder(config, block, norm, stack={"position": position})
 
 
 NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(s: Facts) -> bool:
-    return s.layers[0].norm_placement == "pre"
+def _pre(facts: Facts) -> bool:
+    return facts.layers[0].norm_placement == "pre"
 
 
 OPT_MODULES: Modules = {

@@ -12,36 +12,36 @@ from ...family import Family, Modules
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
-from .gpt import heads_of, inner
+from .gpt import full_width_heads, plain_ffn
 
 
-def _phi3(c: Config) -> Table:
-    return llama_like(c, attention(c, position=rope(c)))
+def _phi3(config: Config) -> Table:
+    return llama_like(config, attention(config, position=rope(config)))
 
 
-def _phi(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_eps"))
-    normed = qk_norm(norm) if c.flag("qk_layernorm") else {}
-    mixer = attention(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
+def _phi(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_eps"))
+    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
         "norm": norm,
         "norm_placement": "pre",
         "parallel": "shared",
     }
-    return decoder(c, block, norm, head={"bias": True})
+    return decoder(config, block, norm, head={"bias": True})
 
 
-def _persimmon(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_eps"))
-    normed = qk_norm(norm) if c.flag("qk_layernorm") else {}
-    mixer = heads_of(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
+def _persimmon(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_eps"))
+    normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
     return decoder(
-        c,
+        config,
         {
             "attention": mixer,
-            "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
             "norm": norm,
             "norm_placement": "pre",
         },
@@ -49,24 +49,28 @@ def _persimmon(c: Config) -> Table:
     )
 
 
-def _stablelm(c: Config) -> Table:
-    norm = layernorm(c.number("layer_norm_eps"))
-    normed = qk_norm({**norm, "bias": False}, "per_head") if c.flag("qk_layernorm") else {}
-    mixer = attention(c, head_dim=None, position=rope(c, 0.25), **biases(c.flag("use_qkv_bias"), *QKV), **normed)
-    side_by_side = {"parallel": "shared"} if c.flag("use_parallel_residual") else {}
+def _stablelm(config: Config) -> Table:
+    norm = layernorm(config.number("layer_norm_eps"))
+    normed = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
+    mixer = attention(
+        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **normed
+    )
+    side_by_side = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
     return decoder(
-        c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre", **side_by_side}, norm
+        config,
+        {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **side_by_side},
+        norm,
     )
 
 
-def _starcoder2(c: Config) -> Table:
-    norm, bias = layernorm(c.number("norm_epsilon")), c.flag("use_bias")
-    mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(bias, *QKVO))
+def _starcoder2(config: Config) -> Table:
+    norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
+    mixer = attention(config, sliding_window=config.maybe("sliding_window"), **biases(bias, *QKVO))
     return decoder(
-        c,
+        config,
         {
             "attention": mixer,
-            "feed_forward": inner(c, "intermediate_size", "hidden_act", bias),
+            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", bias),
             "norm": norm,
             "norm_placement": "pre",
         },
@@ -74,10 +78,13 @@ def _starcoder2(c: Config) -> Table:
     )
 
 
-def _jais2(c: Config) -> Table:
-    norm, mixer = layernorm(c.number("layer_norm_eps")), attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    network = inner(c, "intermediate_size", "hidden_act", c.flag("mlp_bias"))
-    return decoder(c, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+def _jais2(config: Config) -> Table:
+    norm, mixer = (
+        layernorm(config.number("layer_norm_eps")),
+        attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+    )
+    network = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
+    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 COMMON: dict[str, Any] = {

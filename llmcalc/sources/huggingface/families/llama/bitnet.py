@@ -9,31 +9,31 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
-from ..gpt.gpt import inner
+from ..gpt.gpt import plain_ffn
 
 
-def _bitnet(c: Config) -> Table:
-    """BitNet: a norm before the output projection of each sublayer."""
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, sub_norm=norm, **biases(c.flag("attention_bias"), *QKVO))
+def _bitnet(config: Config) -> Table:
+    """Reads BitNet: a norm before the output projection of each sublayer."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(
-        c,
-        {"attention": mixer, "feed_forward": {**glu(c), "sub_norm": norm}, "norm": norm, "norm_placement": "pre"},
+        config,
+        {"attention": mixer, "feed_forward": {**glu(config), "sub_norm": norm}, "norm": norm, "norm_placement": "pre"},
         norm,
     )
 
 
-def _nanochat(c: Config) -> Table:
-    """nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
-    norm = rmsnorm(c.number("rms_norm_eps"), weight=False)
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
+def _nanochat(config: Config) -> Table:
+    """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
+    norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
     block = {
         "attention": mixer,
-        "feed_forward": inner(c, "intermediate_size", "hidden_act", False),
+        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", False),
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, block, norm, stack={"embedding_norm": norm})
+    return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
 FAMILIES = {

@@ -25,19 +25,19 @@ from ...parts import (
     glu,
     layer_pattern,
     layernorm,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
     rope,
-    windowed,
+    sliding_stack,
 )
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _parallel(c: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
+def _parallel(config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
     block = {
         "attention": mixer,
         "feed_forward": feed_forward,
@@ -45,82 +45,95 @@ def _parallel(c: Config, mixer: Table, feed_forward: Table, norm: Table, stack: 
         "norm_placement": "pre",
         "parallel": "shared",
     }
-    return decoder(c, block, norm, stack=stack)
+    return decoder(config, block, norm, stack=stack)
 
 
-def _biased(c: Config) -> Table:
-    return biases(c.flag("attention_bias"), *QKVO)
+def _biased(config: Config) -> Table:
+    return biases(config.flag("attention_bias"), *QKVO)
 
 
-def _norm(c: Config) -> Table:
-    return layernorm(c.number("layer_norm_eps"), bias=False)
+def _norm(config: Config) -> Table:
+    return layernorm(config.number("layer_norm_eps"), bias=False)
 
 
-def _cohere(c: Config) -> Table:
-    norm = _norm(c)
-    normed = qk_norm(norm, "per_head") if c.get("use_qk_norm") is not None and c.flag("use_qk_norm") else {}
-    return _parallel(c, attention(c, **_biased(c), **normed), glu(c), norm)
+def _cohere(config: Config) -> Table:
+    norm = _norm(config)
+    normed = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    return _parallel(config, attention(config, **_biased(config), **normed), glu(config), norm)
 
 
-def _cohere2(c: Config) -> Table:
-    c.must("use_qk_norm", None, False)
-    kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 4)
-    mixer = attention(c, **_biased(c))
-    if c.maybe("sliding_window") is None:
+def _cohere2(config: Config) -> Table:
+    config.must("use_qk_norm", None, False)
+    kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 4)
+    mixer = attention(config, **_biased(config))
+    if config.maybe("sliding_window") is None:
         del mixer["position"]
-    return _parallel(c, mixer, glu(c), _norm(c), windowed(c, kinds, full={"position": "none"}))
+    return _parallel(
+        config, mixer, glu(config), _norm(config), sliding_stack(config, kinds, full_fields={"position": "none"})
+    )
 
 
-def _cohere2_moe(c: Config) -> Table:
-    c.must("use_qk_norm", None, False)
-    depth, dense = c.size("num_hidden_layers"), c.count("first_k_dense_replace")
+def _cohere2_moe(config: Config) -> Table:
+    config.must("use_qk_norm", None, False)
+    depth, dense = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     if dense > depth:
-        raise c.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
+        raise config.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
     dense_period, period, window = (
-        c.size("prefix_dense_sliding_window_pattern"),
-        c.maybe("sliding_window_pattern") or 4,
-        c.maybe("sliding_window"),
+        config.size("prefix_dense_sliding_window_pattern"),
+        config.maybe("sliding_window_pattern") or 4,
+        config.maybe("sliding_window"),
     )
     default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
-    seen = listed(c, "layer_types", FULL_OR_SLIDING, default)
-    inner = listed(
-        c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense"] * dense + ["sparse"] * (depth - dense)
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    network_kinds = listed_kinds(
+        config,
+        "mlp_layer_types",
+        {"dense": "dense", "sparse": "sparse"},
+        ["dense"] * dense + ["sparse"] * (depth - dense),
     )
-    shared = c.count("num_shared_experts")
+    shared_count = config.count("num_shared_experts")
     experts = moe(
-        c.size("num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c),
-        glu(c, width=shared * c.size("intermediate_size")) if shared else None,
-        router={"scoring_func": c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config),
+        glu(config, width=shared_count * config.size("intermediate_size")) if shared_count else None,
+        router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    wide = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
+    dense_network = {"type": "mlp", **glu(config, width=config.maybe("prefix_dense_intermediate_size"))}
     variants: Table = {}
-    for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
-        windows: Table = {} if attends == "full" or window is None else {"sliding_window": window}
-        turned = bool(windows) or (works == "dense" and dense_period == 1)
-        changes: Table = windows if turned else {"position": "none"}
-        variants[f"{works}_{attends}"] = {"attention": changes, **({"feed_forward": wide} if works == "dense" else {})}
-    norm = rmsnorm(c.number("rms_norm_eps")) if c.get("rms_norm_eps") is not None else _norm(c)
-    pattern = layer_pattern([f"{works}_{attends}" for attends, works in zip(seen, inner, strict=True)])
-    return _parallel(c, attention(c, **_biased(c)), experts, norm, {"variants": variants, **pattern})
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
+        windows: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
+        has_rope = bool(windows) or (network_kind == "dense" and dense_period == 1)
+        changes: Table = windows if has_rope else {"position": "none"}
+        variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": changes,
+            **({"feed_forward": dense_network} if network_kind == "dense" else {}),
+        }
+    norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _norm(config)
+    pattern = layer_pattern(
+        [
+            f"{network_kind}_{attention_kind}"
+            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+        ]
+    )
+    return _parallel(config, attention(config, **_biased(config)), experts, norm, {"variants": variants, **pattern})
 
 
-def _compass(c: Config) -> Table:
-    """Cohere Compass: `rope_parameters` has a table for each kind of layer; a null table means no positions."""
-    given = c.data.get("rope_parameters")
-    tables = given if isinstance(given, dict) else {}
+def _compass(config: Config) -> Table:
+    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
+    rope_parameters = config.data.get("rope_parameters")
+    tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window, names = (
-        c.maybe("sliding_window"),
-        listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers")),
+        config.maybe("sliding_window"),
+        listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers")),
     )
     kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, kind in FULL_OR_SLIDING.items():
-        kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(c, kind=field)
+        kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(config, kind=field)
     if "sliding" in names and window is None:
-        raise c.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
+        raise config.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = {"variants": {name: {"attention": kinds[name]} for name in dict.fromkeys(names)}, **layer_pattern(names)}
-    return _parallel(c, attention(c, **_biased(c)), glu(c), _norm(c), stack)
+    return _parallel(config, attention(config, **_biased(config)), glu(config), _norm(config), stack)
 
 
 COMMON: dict[str, Any] = {
@@ -158,11 +171,11 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 
-def _own_norm(s: Facts) -> float:
-    """The epsilon of an RMSNorm; the field is written only for an RMSNorm, because it makes the class use one."""
-    if s.layers[0].norm.type != "rmsnorm":
+def _rms_eps(facts: Facts) -> float:
+    """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
+    if facts.layers[0].norm.type != "rmsnorm":
         raise Absent
-    return s.layers[0].norm.eps
+    return facts.layers[0].norm.eps
 
 
 FAMILIES = {
@@ -195,7 +208,7 @@ FAMILIES = {
         },
         IGNORED,
         writes={
-            "rms_norm_eps": _own_norm,
+            "rms_norm_eps": _rms_eps,
             "expert_selection_fn": lambda s: s.moe.router.scoring_func,
             "prefix_dense_intermediate_size": lambda s: s.dense.intermediate_size,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,

@@ -11,19 +11,19 @@ from ...parts import Table, rope
 from .llama import COMMON, llama_like
 
 
-def _diffllama(c: Config) -> Table:
-    heads, eps = c.size("num_attention_heads"), c.number("rms_norm_eps")
-    head_dim = c.maybe("head_dim") or c.divided("num_attention_heads", c.size("hidden_size"), heads)
-    kv_heads = c.maybe("num_key_value_heads") or heads
+def _diffllama(config: Config) -> Table:
+    heads, eps = config.size("num_attention_heads"), config.number("rms_norm_eps")
+    head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    kv_heads = config.maybe("num_key_value_heads") or heads
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     return llama_like(
-        c,
+        config,
         {
             "type": "differential",
             **sizes,
-            "attention_bias": c.flag("attention_bias"),
+            "attention_bias": config.flag("attention_bias"),
             "norm_eps": eps,
-            "position": rope(c),
+            "position": rope(config),
         },
     )
 

@@ -16,12 +16,12 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
-    listed,
+    listed_kinds,
     moe,
     qk_norm,
     rmsnorm,
+    sliding_stack,
     uncounted_prediction,
-    windowed,
 )
 from ...writes import WINDOW
 from ..deepseek.deepseek import UNGROUPED_WRITES
@@ -30,63 +30,81 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""
 
 
-def _kinds(c: Config) -> list[str]:
-    """The default kind of each layer, `full` or `sliding`, if the config does not list them."""
-    depth, pattern = c.size("num_hidden_layers"), c.get("sliding_window_pattern")
-    if c.maybe("sliding_window") is None or pattern in (None, 0):
+def _kinds(config: Config) -> list[str]:
+    """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
+    depth, pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
+    if config.maybe("sliding_window") is None or pattern in (None, 0):
         return ["full"] * depth
     if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
         return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
-    period = c.size("sliding_window_pattern")
+    period = config.size("sliding_window_pattern")
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
 
-def _exaone4(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
+def _exaone4(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     block = {
-        "attention": attention(c, **qk_norm(norm)),
-        "feed_forward": glu(c),
+        "attention": attention(config, **qk_norm(norm)),
+        "feed_forward": glu(config),
         "norm": norm,
         "norm_placement": "output",
     }
-    return decoder(c, block, norm, stack=windowed(c, _kinds(c), full={"position": "none"}))
+    return decoder(config, block, norm, stack=sliding_stack(config, _kinds(config), full_fields={"position": "none"}))
 
 
-def _exaone_moe(c: Config) -> Table:
-    uncounted_prediction(c)
-    norm, depth, window = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.maybe("sliding_window")
-    dense = c.count("first_k_dense_replace")
-    inner = listed(
-        c,
+def _exaone_moe(config: Config) -> Table:
+    uncounted_prediction(config)
+    norm, depth, window = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.maybe("sliding_window"),
+    )
+    dense = config.count("first_k_dense_replace")
+    network_kinds = listed_kinds(
+        config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense else "sparse" for i in range(depth)],
     )
-    if c.has("is_moe_layer") and c.get("is_moe_layer") != [kind == "sparse" for kind in inner]:
-        raise c.wrong(
-            "is_moe_layer", c.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
+    if config.has("is_moe_layer") and config.get("is_moe_layer") != [kind == "sparse" for kind in network_kinds]:
+        raise config.wrong(
+            "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
-    seen = listed(c, "layer_types", FULL_OR_SLIDING, _kinds(c))
-    width, shared = c.size("moe_intermediate_size"), c.count("num_shared_experts")
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _kinds(config))
+    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
-        c.size("num_experts"),
-        c.size("num_experts_per_tok"),
-        glu(c, width=width),
-        glu(c, width=width * shared) if shared else None,
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=width * shared_count) if shared_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     variants: Table = {}
-    for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
         changes: Table = (
-            {} if window is None else {"sliding_window": window} if attends == "sliding" else {"position": "none"}
+            {}
+            if window is None
+            else {"sliding_window": window}
+            if attention_kind == "sliding"
+            else {"position": "none"}
         )
-        variants[f"{works}_{attends}"] = {
+        variants[f"{network_kind}_{attention_kind}"] = {
             "attention": changes,
-            **({"feed_forward": {"type": "mlp", **glu(c)}} if works == "dense" else {}),
+            **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
         }
-    pattern = layer_pattern([f"{works}_{attends}" for attends, works in zip(seen, inner, strict=True)])
-    block = {"attention": attention(c, **qk_norm(norm)), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack={"variants": variants, **pattern})
+    pattern = layer_pattern(
+        [
+            f"{network_kind}_{attention_kind}"
+            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+        ]
+    )
+    block = {
+        "attention": attention(config, **qk_norm(norm)),
+        "feed_forward": experts,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(config, block, norm, stack={"variants": variants, **pattern})
 
 
 COMMON: dict[str, Any] = {

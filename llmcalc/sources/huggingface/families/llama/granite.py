@@ -1,5 +1,6 @@
-"""Granite: Llama with multipliers, which have no parameters; also with experts (GraniteMoE) and a shared expert
-(GraniteMoEShared).
+"""Granite: Llama with multipliers, which have no parameters, and optionally with experts.
+
+GraniteMoE has experts, GraniteMoEShared also a shared expert.
 
 HyperCLOVA X also has norms on the sublayers' outputs. The SWA models have sliding windows, sinks and a base of RoPE per
 layer.
@@ -14,74 +15,92 @@ from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
 from ...family import Family, Modules
-from ...parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    rope,
+    stack_of_layers,
+)
 from ...writes import WINDOW, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _around(c: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **mixing)
+def _around(
+    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any
+) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
     return decoder(
-        c,
+        config,
         {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
         norm,
         stack=stack,
     )
 
 
-def _granite(c: Config) -> Table:
-    return _around(c, glu(c, c.flag("mlp_bias")))
+def _granite(config: Config) -> Table:
+    return _around(config, glu(config, config.flag("mlp_bias")))
 
 
-def _granitemoe(c: Config) -> Table:
-    return _around(c, moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c)))
+def _granitemoe(config: Config) -> Table:
+    return _around(config, moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config)))
 
 
-def _shared(c: Config) -> Table:
-    width = c.count("shared_intermediate_size")
+def _shared(config: Config) -> Table:
+    width = config.count("shared_intermediate_size")
     return moe(
-        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c, width=width) if width else None
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config),
+        glu(config, width=width) if width else None,
     )
 
 
-def _granitemoeshared(c: Config) -> Table:
-    return _around(c, _shared(c))
+def _granitemoeshared(config: Config) -> Table:
+    return _around(config, _shared(config))
 
 
-def _hyperclovax(c: Config) -> Table:
-    return _around(c, glu(c, c.flag("mlp_bias")), "sandwich" if c.flag("use_post_norm") else "pre")
+def _hyperclovax(config: Config) -> Table:
+    return _around(config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre")
 
 
-def _swa(c: Config, feed_forward: Table) -> Table:
-    """Granite SWA: each fourth layer, starting with the lowest, has full attention.
+def _swa(config: Config, feed_forward: Table) -> Table:
+    """Reads Granite SWA: each fourth layer, starting with the lowest, has full attention.
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
-    depth, window = c.size("num_hidden_layers"), c.size("sliding_window")
-    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
-    bases = c.get("layer_rope_theta")
+    depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
+    bases = config.get("layer_rope_theta")
     if bases is not None and (
         not isinstance(bases, list)
         or len(bases) < depth
         or any(not is_number(b) or not 0 <= b <= LARGEST for b in bases)
     ):
-        raise c.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
+        raise config.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
     for kind, base in zip(kinds, bases or [None] * depth, strict=False):
-        position = {} if base is None else {"position": {**rope(c), "rope_theta": float(base)} if base else "none"}
+        position = {} if base is None else {"position": {**rope(config), "rope_theta": float(base)} if base else "none"}
         layers.append((kind, {"attention": {**position, **({"sliding_window": window} if kind == "sliding" else {})}}))
-    return _around(c, feed_forward, stack=laid_out(layers), sinks=True)
+    return _around(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
-def _granite_swa(c: Config) -> Table:
-    return _swa(c, glu(c, c.flag("mlp_bias")))
+def _granite_swa(config: Config) -> Table:
+    return _swa(config, glu(config, config.flag("mlp_bias")))
 
 
-def _granitemoe_swa(c: Config) -> Table:
-    return _swa(c, _shared(c))
+def _granitemoe_swa(config: Config) -> Table:
+    return _swa(config, _shared(config))
 
 
 COMMON: dict[str, Any] = {
@@ -105,12 +124,12 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
-def _bases(s: Facts) -> Any:
-    """RoPE's base in each layer, 0 for a layer without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in s.positions]
+def _rope_bases(facts: Facts) -> Any:
+    """Returns RoPE's base in each layer, 0 for a layer without positions."""
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in facts.positions]
 
 
-BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _bases}
+BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}
 
 
 GRANITE_MODULES: Modules = {

@@ -13,19 +13,21 @@ from ...parts import QKVO, Table, attention, biases
 from .llama import COMMON, llama_like
 
 
-def _internlm3(c: Config) -> Table:
-    """InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
-    bias = c.flag("attention_bias")
-    c.must("mlp_bias", bias)
-    return llama_like(c, attention(c, **biases(bias, *QKVO)), bias)
+def _internlm3(config: Config) -> Table:
+    """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
+    bias = config.flag("attention_bias")
+    config.must("mlp_bias", bias)
+    return llama_like(config, attention(config, **biases(bias, *QKVO)), bias)
 
 
-def _iquestcoder(c: Config) -> Table:
-    if c.has("use_sliding_window"):
-        c.must("use_sliding_window", False)
-    if c.has("clip_qkv"):
-        c.must("clip_qkv", None)
-    return llama_like(c, attention(c, **biases(c.flag("attention_bias"), *QKVO)), c.flag("mlp_bias"))
+def _iquestcoder(config: Config) -> Table:
+    if config.has("use_sliding_window"):
+        config.must("use_sliding_window", False)
+    if config.has("clip_qkv"):
+        config.must("clip_qkv", None)
+    return llama_like(
+        config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
+    )
 
 
 DEFAULTS: dict[str, Any] = {**COMMON, "head_dim": 128, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False}

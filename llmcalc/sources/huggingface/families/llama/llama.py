@@ -19,74 +19,81 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
-    listed,
+    listed_kinds,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ...writes import WINDOW
 
 
-def llama_like(c: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
-    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the family's class has them.
+def llama_like(config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False) -> Table:
+    """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, with sliding layers if the class has them.
 
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=sliding(c, by_layer))
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    block = {"attention": mixer, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=sliding(config, by_layer))
 
 
-def sliding(c: Config, by_layer: bool = False) -> Table:
-    """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers.
+def sliding(config: Config, by_layer: bool = False) -> Table:
+    """Returns the variants `sliding` and `full`, from `layer_types` or use_sliding_window and max_window_layers.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
     whatever a config says.
     """
-    if "sliding_window" not in c.defaults:
+    if "sliding_window" not in config.defaults:
         return {}
-    depth, window = c.size("num_hidden_layers"), c.maybe("sliding_window")
-    first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
-    used = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
-    names = ["full" if i < first else "sliding" for i in range(depth)]
-    if by_layer or "layer_types" in c.defaults:
-        names = listed(c, "layer_types", FULL_OR_SLIDING, names)
-    if window is None or not used:
+    depth, window = config.size("num_hidden_layers"), config.maybe("sliding_window")
+    first_sliding = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
+    uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
+    names = ["full" if i < first_sliding else "sliding" for i in range(depth)]
+    if by_layer or "layer_types" in config.defaults:
+        names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, names)
+    if window is None or not uses_window:
         return {}
     variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {"variants": {k: v for k, v in variants.items() if k in names}, **layer_pattern(names)}
 
 
-def _llama(c: Config) -> Table:
-    return llama_like(c, attention(c, **biases(c.flag("attention_bias"), *QKVO)), c.flag("mlp_bias"))
-
-
-def _mistral(c: Config) -> Table:
-    """Mistral: transformers' `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
-    return llama_like(c, attention(c), by_layer=c.data.get("layer_types") is not None)
-
-
-def _qwen2(c: Config) -> Table:
-    return llama_like(c, attention(c, **biases(True, *QKV)))
-
-
-def _qwen3(c: Config) -> Table:
+def _llama(config: Config) -> Table:
     return llama_like(
-        c, attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps"))))
+        config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )
 
 
-def _cwm(c: Config) -> Table:
-    """Code World Model: each fourth layer, starting with the lowest, has full attention."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+def _mistral(config: Config) -> Table:
+    """Reads Mistral. `AutoConfig` reads a config with `layer_types` as Ministral's, whose class counts them."""
+    return llama_like(config, attention(config), by_layer=config.data.get("layer_types") is not None)
+
+
+def _qwen2(config: Config) -> Table:
+    return llama_like(config, attention(config, **biases(True, *QKV)))
+
+
+def _qwen3(config: Config) -> Table:
+    return llama_like(
+        config,
+        attention(
+            config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+        ),
+    )
+
+
+def _cwm(config: Config) -> Table:
+    """Reads Code World Model: each fourth layer, starting with the lowest, has full attention."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = {
-        "attention": attention(c),
-        "feed_forward": glu(c, c.flag("mlp_bias")),
+        "attention": attention(config),
+        "feed_forward": glu(config, config.flag("mlp_bias")),
         "norm": norm,
         "norm_placement": "pre",
     }
-    c.size("sliding_window")
-    return decoder(c, block, norm, stack=windowed(c, ["sliding" if i % 4 else "full" for i in range(depth)]))
+    config.size("sliding_window")
+    return decoder(
+        config, block, norm, stack=sliding_stack(config, ["sliding" if i % 4 else "full" for i in range(depth)])
+    )
 
 
 COMMON: dict[str, Any] = {

@@ -1,5 +1,6 @@
-"""Llama 4: chunked-attention layers with RoPE, full-attention layers without positions, experts with a shared expert in
-some or all layers.
+"""Llama 4: chunked-attention layers with RoPE, and full-attention layers without positions.
+
+Some or all layers have experts with a shared expert.
 
 transformers: models/llama4 (the text model; `llama4` adds a vision encoder).
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, every_expert
-from ...parts import QKVO, Table, attention, biases, crossed, decoder, glu, listed, moe, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, moe, qk_norm, rmsnorm
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -19,47 +20,64 @@ if TYPE_CHECKING:
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
-def _llama4_text(c: Config) -> Table:
-    """Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    turned: Table = {"position": mixer.pop("position")}
-    if c.flag("use_qk_norm"):
-        turned |= qk_norm(rmsnorm(c.number("rms_norm_eps"), weight=False), order="after_rope")
-    positions = ["rope" if r else "nope" for r in _ropes(c, depth)]
-    ranges = listed(c, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
-    chunk = {} if c.maybe("attention_chunk_size") is None else {"attention_chunk_size": c.size("attention_chunk_size")}
-    alike: Table = {"chunked": chunk, "full": {}, "rope": turned, "nope": {}}
-    sights = {f"{a}_{b}": {"attention": {**alike[a], **alike[b]}} for a in KINDS.values() for b in ("rope", "nope")}
-    step = c.size("interleave_moe_layer_step")
-    routed = set(range(step - 1, depth, step) if c.get("moe_layers") is None else c.sizes("moe_layers"))
+def _llama4_text(config: Config) -> Table:
+    """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    rope_fields: Table = {"position": mixer.pop("position")}
+    if config.flag("use_qk_norm"):
+        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
+    positions = ["rope" if r else "nope" for r in _rope_flags(config, depth)]
+    ranges = listed_kinds(config, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
+    chunk = (
+        {}
+        if config.maybe("attention_chunk_size") is None
+        else {"attention_chunk_size": config.size("attention_chunk_size")}
+    )
+    attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
+    kinds_of_attention = {
+        f"{a}_{b}": {"attention": {**attention_fields[a], **attention_fields[b]}}
+        for a in KINDS.values()
+        for b in ("rope", "nope")
+    }
+    step = config.size("interleave_moe_layer_step")
+    routed = set(range(step - 1, depth, step) if config.get("moe_layers") is None else config.sizes("moe_layers"))
     experts = moe(
-        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c), router={"scoring_func": "sigmoid"}
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config),
+        glu(config),
+        router={"scoring_func": "sigmoid"},
     )
     networks = ["moe" if i in routed else "dense" for i in range(depth)]
     block = {
         "attention": mixer,
-        "feed_forward": glu(c, width=c.size("intermediate_size_mlp")),
+        "feed_forward": glu(config, width=config.size("intermediate_size_mlp")),
         "norm": norm,
         "norm_placement": "pre",
     }
-    seen = [f"{a}_{b}" for a, b in zip(ranges, positions, strict=True)]
+    layer_kinds = [f"{a}_{b}" for a, b in zip(ranges, positions, strict=True)]
     return decoder(
-        c, block, norm, stack=crossed((seen, sights), (networks, {"dense": {}, "moe": {"feed_forward": experts}}))
+        config,
+        block,
+        norm,
+        stack=combined_kinds(
+            (layer_kinds, kinds_of_attention), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+        ),
     )
 
 
-def _ropes(c: Config, depth: int) -> list[int]:
-    """1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
-    given, interval = c.get("no_rope_layers"), c.size("no_rope_layer_interval")
-    ropes = c.sizes("no_rope_layers") if given else [int((i + 1) % interval != 0) for i in range(depth)]
+def _rope_flags(config: Config, depth: int) -> list[int]:
+    """Returns 1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
+    flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
+    ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
     if len(ropes) != depth:
-        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1 (the list has {len(ropes)})")
+        raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
     return ropes
 
 
-def _qk_normed(s: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers)
+def _qk_normed(facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in facts.mixers)
 
 
 EVERY_EXPERT = Deviation(

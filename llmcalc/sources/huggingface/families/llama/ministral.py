@@ -1,5 +1,4 @@
-"""Ministral: Mistral with sliding windows in some layers. Mistral 3: any of Mistral's text models with a vision
-encoder.
+"""Ministral: Mistral with sliding windows in some layers. Mistral 3: a Mistral with a vision encoder.
 
 transformers: models/ministral, models/ministral3, models/mistral3.
 """
@@ -10,13 +9,13 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, rmsnorm, windowed
+from ...parts import Table, attention, decoder, glu, rmsnorm, sliding_stack
 
 
-def _ministral(c: Config) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    block = {"attention": attention(c), "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
-    return decoder(c, block, norm, stack=windowed(c, ["sliding"] * c.size("num_hidden_layers")))
+def _ministral(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=sliding_stack(config, ["sliding"] * config.size("num_hidden_layers")))
 
 
 COMMON: dict[str, Any] = {

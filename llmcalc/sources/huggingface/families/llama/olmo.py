@@ -1,5 +1,6 @@
-"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), sliding windows (3),
-experts (OLMoE, FlexOlmo).
+"""OLMo 1 to 3 and its mixtures of experts (OLMoE, FlexOlmo).
+
+LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), sliding windows (3).
 
 transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex_olmo.
 """
@@ -22,47 +23,51 @@ from ...parts import (
     moe,
     qk_norm,
     rmsnorm,
-    windowed,
+    sliding_stack,
 )
 from ...writes import UNPADDED
 
 
-def _olmo(c: Config) -> Table:
+def _olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False)
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}, norm)
-
-
-def _normed(c: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
-    """RMSNorm layers with QK-norm over the whole projection."""
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(
-        c,
+        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
+    )
+
+
+def _normed(config: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
+    """Returns RMSNorm layers with QK-norm over the full projection."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
+    return decoder(
+        config,
         {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
         norm,
         stack=stack,
     )
 
 
-def _olmo2(c: Config) -> Table:
-    return _normed(c, glu(c), "output")
+def _olmo2(config: Config) -> Table:
+    return _normed(config, glu(config), "output")
 
 
-def _olmo3(c: Config) -> Table:
-    return _normed(c, glu(c), "output", windowed(c, every_nth_full(c.size("num_hidden_layers"), 4)))
+def _olmo3(config: Config) -> Table:
+    return _normed(
+        config, glu(config), "output", sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 4))
+    )
 
 
-def _experts(c: Config) -> Table:
-    return moe(c.size("num_experts", "num_local_experts"), c.size("num_experts_per_tok"), glu(c))
+def _experts(config: Config) -> Table:
+    return moe(config.size("num_experts", "num_local_experts"), config.size("num_experts_per_tok"), glu(config))
 
 
-def _olmoe(c: Config) -> Table:
-    return _normed(c, _experts(c), "pre")
+def _olmoe(config: Config) -> Table:
+    return _normed(config, _experts(config), "pre")
 
 
-def _flex_olmo(c: Config) -> Table:
-    return _normed(c, _experts(c), "output")
+def _flex_olmo(config: Config) -> Table:
+    return _normed(config, _experts(config), "output")
 
 
 COMMON: dict[str, Any] = {

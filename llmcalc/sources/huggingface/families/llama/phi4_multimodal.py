@@ -1,5 +1,6 @@
-"""The text model of Phi-4-multimodal: Phi-3's layers with RoPE on three quarters of a head. Its adapters are not
-counted.
+"""The text model of Phi-4-multimodal: Phi-3's layers with RoPE on three quarters of a head.
+
+Its adapters are not counted.
 
 transformers: models/phi4_multimodal.
 """
@@ -13,8 +14,8 @@ from ..gpt.phi import PHI3_MODULES
 from .llama import llama_like
 
 
-def _phi4_multimodal(c: Config) -> Table:
-    return llama_like(c, attention(c))
+def _phi4_multimodal(config: Config) -> Table:
+    return llama_like(config, attention(config))
 
 
 FAMILIES = {

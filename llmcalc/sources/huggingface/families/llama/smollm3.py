@@ -1,5 +1,6 @@
-"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama with another bias or activation, or with layers without
-positions.
+"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama with small differences.
+
+They have another bias or activation, or layers without positions.
 
 transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, models/helium.
 """
@@ -21,7 +22,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
-    listed,
+    listed_kinds,
     mlp,
     qk_norm,
     rmsnorm,
@@ -29,56 +30,77 @@ from ...parts import (
 from ...writes import UNPADDED
 
 
-def _around(c: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
-    norm = rmsnorm(c.number("rms_norm_eps"))
+def _around(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
-        c, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm, stack=stack
+        config,
+        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"},
+        norm,
+        stack=stack,
     )
 
 
-def _smollm3(c: Config) -> Table:
-    depth, window, given = c.size("num_hidden_layers"), c.maybe("sliding_window"), c.get("no_rope_layers")
-    period = c.size("no_rope_layer_interval")
-    turned = c.sizes("no_rope_layers") if given is not None else [int((i + 1) % period != 0) for i in range(depth)]
-    if len(turned) < depth:
-        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1")
-    slides = c.flag("use_sliding_window") and window is not None
-    seen = listed(
-        c, "layer_types", FULL_OR_SLIDING, ["full" if turned[i] or not slides else "sliding" for i in range(depth)]
+def _smollm3(config: Config) -> Table:
+    depth, window, flags = (
+        config.size("num_hidden_layers"),
+        config.maybe("sliding_window"),
+        config.get("no_rope_layers"),
+    )
+    period = config.size("no_rope_layer_interval")
+    has_rope = (
+        config.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]
+    )
+    if len(has_rope) < depth:
+        raise config.wrong("no_rope_layers", flags, f"{depth} times 0 or 1")
+    slides = config.flag("use_sliding_window") and window is not None
+    attention_kinds = listed_kinds(
+        config,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["full" if has_rope[i] or not slides else "sliding" for i in range(depth)],
     )
     names, variants = [], {}
-    for i, attends in enumerate(seen):
-        windows: Table = {"sliding_window": window} if attends == "sliding" and window is not None else {}
-        names.append(f"{'sliding' if windows else 'full'}{'' if turned[i] else '_no_rope'}")
-        variants[names[-1]] = {"attention": {**windows, **({} if turned[i] else {"position": "none"})}}
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
-    return _around(c, mixer, glu(c, c.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)})
+    for i, attention_kind in enumerate(attention_kinds):
+        windows: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
+        names.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        variants[names[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    return _around(config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)})
 
 
-def _seed_oss(c: Config) -> Table:
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKV), **biases(c.flag("attention_out_bias"), "o_bias"))
-    return _around(c, mixer, glu(c, c.flag("mlp_bias")))
+def _seed_oss(config: Config) -> Table:
+    mixer = attention(
+        config, **biases(config.flag("attention_bias"), *QKV), **biases(config.flag("attention_out_bias"), "o_bias")
+    )
+    return _around(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
-def _arcee(c: Config) -> Table:
-    act = c.choice(ACTIVATIONS, "hidden_act")
+def _arcee(config: Config) -> Table:
+    act = config.choice(ACTIVATIONS, "hidden_act")
     return _around(
-        c,
-        attention(c, **biases(c.flag("attention_bias"), *QKVO)),
-        mlp(c.size("intermediate_size"), act, c.flag("mlp_bias")),
+        config,
+        attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        mlp(config.size("intermediate_size"), act, config.flag("mlp_bias")),
     )
 
 
-def _apertus(c: Config) -> Table:
-    act = c.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
-    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps"))))
-    return _around(c, mixer, mlp(c.size("intermediate_size"), act, bias=False))
+def _apertus(config: Config) -> Table:
+    act = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
+    mixer = attention(
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    )
+    return _around(config, mixer, mlp(config.size("intermediate_size"), act, bias=False))
 
 
-def _helium(c: Config) -> Table:
-    """Helium: the output projection of its class is hidden_size × hidden_size, whatever head_dim is."""
-    c.must("head_dim", c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")))
-    return _around(c, attention(c, **biases(c.flag("attention_bias"), *QKV)), glu(c, c.flag("mlp_bias")))
+def _helium(config: Config) -> Table:
+    """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
+    config.must(
+        "head_dim",
+        config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
+    )
+    return _around(
+        config, attention(config, **biases(config.flag("attention_bias"), *QKV)), glu(config, config.flag("mlp_bias"))
+    )
 
 
 COMMON: dict[str, Any] = {

@@ -15,21 +15,23 @@ from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
 from ..llama.llama import llama_like
 
 
-def _qwen2_vl_text(c: Config) -> Table:
-    """Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, whatever `head_dim` says."""
-    return llama_like(c, attention(c, head_dim=None, **biases(True, *QKV)))
+def _qwen2_vl_text(config: Config) -> Table:
+    """Reads Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, regardless of `head_dim`."""
+    return llama_like(config, attention(config, head_dim=None, **biases(True, *QKV)))
 
 
-def _qwen3(c: Config) -> Table:
-    return attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps"))))
+def _qwen3(config: Config) -> Table:
+    return attention(
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    )
 
 
-def _qwen3_vl_text(c: Config) -> Table:
-    return llama_like(c, _qwen3(c))
+def _qwen3_vl_text(config: Config) -> Table:
+    return llama_like(config, _qwen3(config))
 
 
-def _qwen3_vl_moe_text(c: Config) -> Table:
-    return qwen_moe(c, c.count("num_experts", "num_local_experts"), _qwen3(c), {})
+def _qwen3_vl_moe_text(config: Config) -> Table:
+    return qwen_moe(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
 QWEN2_VL: dict[str, Any] = {

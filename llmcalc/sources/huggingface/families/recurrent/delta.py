@@ -1,5 +1,6 @@
-"""Linear attention with the delta rule, and some layers of full attention: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
-Linear, Ling 3.
+"""Linear attention with the delta rule, and some layers of full attention.
+
+Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Ling 3.
 
 transformers: models/qwen3_next, models/qwen3_5, models/qwen3_5_moe, models/olmo_hybrid, models/kimi_linear,
     models/bailing_hybrid.
@@ -22,22 +23,22 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
-    listed,
-    mixed,
+    listed_kinds,
     moe,
     prediction,
     qk_norm,
     rmsnorm,
     rope,
+    stack_of_kinds,
 )
 from ...writes import PARTIAL_ROTARY, UNPADDED, Writes
 from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, UNGROUPED_LATENT_WRITES, mla
-from .mamba import of_kind, steps_of
+from .mamba import layer_interval, layers_of_kind
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
-def gated_delta_net(c: Config, **fields: Any) -> Table:
+def gated_delta_net(config: Config, **fields: Any) -> Table:
     names = (
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -47,31 +48,39 @@ def gated_delta_net(c: Config, **fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{name: c.size(name) for name in names if name not in fields},
-        "norm_eps": c.number("rms_norm_eps"),
+        **{name: config.size(name) for name in names if name not in fields},
+        "norm_eps": config.number("rms_norm_eps"),
         **fields,
     }
 
 
-def _qwen(c: Config, sparse: list[bool]) -> Table:
-    """Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each layer has experts."""
-    norm, depth, biased = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
-    full = attention(
-        c,
-        position=rope(c, 0.25),
+def _qwen(config: Config, sparse: list[bool]) -> Table:
+    """Returns a model of Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each has experts."""
+    norm, depth, biased = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.flag("attention_bias"),
+    )
+    full_attention = attention(
+        config,
+        position=rope(config, 0.25),
         output_gate={"per": "element", "bias": biased},
         **biases(biased, *QKVO),
         **qk_norm(norm),
     )
-    mixers: Table = {"linear": gated_delta_net(c), "full": {"type": "attention", **full}}
+    mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
     networks: Table = {}
     if not all(sparse):
-        networks[""] = {"type": "mlp", **glu(c)}
+        networks[""] = {"type": "mlp", **glu(config)}
     if any(sparse):
-        shared = glu(c, width=c.size("shared_expert_intermediate_size"))
-        expert = glu(c, width=c.size("moe_intermediate_size"))
+        shared_expert = glu(config, width=config.size("shared_expert_intermediate_size"))
+        expert = glu(config, width=config.size("moe_intermediate_size"))
         networks["_moe"] = moe(
-            c.size("num_experts"), c.size("num_experts_per_tok"), expert, shared, shared_expert_gate=True
+            config.size("num_experts"),
+            config.size("num_experts_per_tok"),
+            expert,
+            shared_expert,
+            shared_expert_gate=True,
         )
     kinds = {
         mixer + network: {
@@ -83,42 +92,45 @@ def _qwen(c: Config, sparse: list[bool]) -> Table:
         for mixer in mixers
         for network in networks
     }
-    period = c.size("full_attention_interval")
+    period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    mixing = listed(c, "layer_types", LINEAR_OR_FULL, default)
+    mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
     names = [kind + ("_moe" if experts else "") for kind, experts in zip(mixing, sparse, strict=True)]
-    stack = mixed(kinds, names)
-    return decoder(c, stack["block"], norm, stack=stack, **_prediction(c, names))
+    stack = stack_of_kinds(kinds, names)
+    return decoder(config, stack["block"], norm, stack=stack, **_prediction(config, names))
 
 
-def _prediction(c: Config, names: list[str]) -> Table:
-    """Qwen's multi-token prediction: one module with a layer of full attention."""
-    layers = c.count("mtp_num_hidden_layers") if c.has("mtp_num_hidden_layers") else 0
-    full = next((name for name in reversed(names) if name.startswith("full")), None)
-    if layers != 1 or full is None or c.head != "lm":
+def _prediction(config: Config, names: list[str]) -> Table:
+    """Returns Qwen's multi-token prediction: one module with a layer of full attention."""
+    layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
+    full_kind = next((name for name in reversed(names) if name.startswith("full")), None)
+    if layers != 1 or full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
             "num_nextn_predict_layers": 1,
-            "norm": rmsnorm(c.number("rms_norm_eps")),
-            **({"layer": full} if len(set(names)) > 1 else {}),
+            "norm": rmsnorm(config.number("rms_norm_eps")),
+            **({"layer": full_kind} if len(set(names)) > 1 else {}),
         }
     }
 
 
-def _qwen3_next(c: Config) -> Table:
-    dense, step = c.get("mlp_only_layers"), c.size("decoder_sparse_step")
-    without = set() if dense is None else set(c.sizes("mlp_only_layers"))
-    experts = c.count("num_experts") > 0
-    return _qwen(c, [experts and i not in without and (i + 1) % step == 0 for i in range(c.size("num_hidden_layers"))])
+def _qwen3_next(config: Config) -> Table:
+    dense, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
+    dense_layers = set() if dense is None else set(config.sizes("mlp_only_layers"))
+    experts = config.count("num_experts") > 0
+    return _qwen(
+        config,
+        [experts and i not in dense_layers and (i + 1) % step == 0 for i in range(config.size("num_hidden_layers"))],
+    )
 
 
-def _qwen3_5(c: Config) -> Table:
-    return _qwen(c, [False] * c.size("num_hidden_layers"))
+def _qwen3_5(config: Config) -> Table:
+    return _qwen(config, [False] * config.size("num_hidden_layers"))
 
 
-def _qwen3_5_moe(c: Config) -> Table:
-    return _qwen(c, [True] * c.size("num_hidden_layers"))
+def _qwen3_5_moe(config: Config) -> Table:
+    return _qwen(config, [True] * config.size("num_hidden_layers"))
 
 
 OUTSIDE = {
@@ -130,111 +142,142 @@ OUTSIDE = {
 """
 
 
-def _kimi_linear(c: Config) -> Table:
-    c.must("moe_layer_freq", 1)
-    given = c.table("linear_attn_config") if c.has("linear_attn_config") else {}
-    c.asked.update(OUTSIDE.values())
-    own = Config(
-        given,
-        {name: c.size(outside) for name, outside in OUTSIDE.items() if name not in given},
-        c.model_type,
-        where=f"{c.where}linear_attn_config.",
+def _kimi_linear(config: Config) -> Table:
+    config.must("moe_layer_freq", 1)
+    stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
+    config.fields_read.update(OUTSIDE.values())
+    linear_config = Config(
+        stated_config,
+        {name: config.size(outside) for name, outside in OUTSIDE.items() if name not in stated_config},
+        config.model_type,
+        where=f"{config.where}linear_attn_config.",
     )
-    linear = _kda(c, own.size("num_heads"), own.size("head_dim"), own.size("short_conv_kernel_size"))
-    table = _with_latent(c, linear, mla(c, mla_use_nope=True), _kimi_mixers(c, own, c.size("num_hidden_layers")))
-    own.close(frozenset(), c)
-    return {**table, **prediction(c)}
+    linear = _kda(
+        config,
+        linear_config.size("num_heads"),
+        linear_config.size("head_dim"),
+        linear_config.size("short_conv_kernel_size"),
+    )
+    table = _with_latent(
+        config,
+        linear,
+        mla(config, mla_use_nope=True),
+        _kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
+    )
+    linear_config.close(frozenset(), config)
+    return {**table, **prediction(config)}
 
 
-def _bailing_hybrid(c: Config) -> Table:
-    """Ling 3: full-rank gate projections, and a gate on latent attention; a latent-attention layer ends each group.
+def _bailing_hybrid(config: Config) -> Table:
+    """Reads Ling 3: full-rank gates, gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
-    heads, head_dim = c.size("linear_num_heads", "num_attention_heads"), c.size("linear_head_dim", "head_dim")
-    kernel, period = c.size("linear_conv_kernel_dim", "short_conv_kernel_size"), c.size("layer_group_size")
-    bound = {"kda_lower_bound": c.number("kda_lower_bound", least=-LARGEST)} if c.flag("kda_safe_gate") else {}
-    linear = _kda(c, heads, head_dim, kernel, low_rank_gates=False, **bound)
-    default = ["linear" if (i + 1) % period else "full" for i in range(c.size("num_hidden_layers"))]
-    c.must("q_lora_rank", None)
+    heads, head_dim = config.size("linear_num_heads", "num_attention_heads"), config.size("linear_head_dim", "head_dim")
+    kernel, period = config.size("linear_conv_kernel_dim", "short_conv_kernel_size"), config.size("layer_group_size")
+    bound = (
+        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
+    )
+    linear = _kda(config, heads, head_dim, kernel, low_rank_gates=False, **bound)
+    default = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
+    config.must("q_lora_rank", None)
     return _with_latent(
-        c, linear, mla(c, output_gate={"per": "head"}), listed(c, "layer_types", LINEAR_OR_FULL, default)
+        config,
+        linear,
+        mla(config, output_gate={"per": "head"}),
+        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default),
     )
 
 
-def _kda(c: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Table:
+def _kda(config: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Table:
     sizes = {"linear_num_heads": heads, "linear_head_dim": head_dim, "linear_conv_kernel_dim": kernel}
-    return {"type": "kimi_delta_attention", **sizes, "norm_eps": c.number("rms_norm_eps"), **fields}
+    return {"type": "kimi_delta_attention", **sizes, "norm_eps": config.number("rms_norm_eps"), **fields}
 
 
-def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Table:
-    """A model whose layers have linear or latent attention, as in `mixing`, with some first layers without experts.
+def _with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
+    """Returns a model with linear or latent attention in each layer, and some first layers without experts.
 
     Its class never ties the head.
     """
-    c.must("num_key_value_heads", None, c.size("num_attention_heads"))
-    norm = rmsnorm(c.number("rms_norm_eps"))
+    config.must("num_key_value_heads", None, config.size("num_attention_heads"))
+    norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
-    mixers = {"linear": {**block, "attention": linear}, "full": {**block, "attention": full}}
-    width, shared = c.size("moe_intermediate_size"), c.count("n_shared_experts")
-    wide = glu(c, width=width * shared) if shared else None
-    experts = moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c, width=width), wide, **SIGMOID)
-    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(c)}} if "dense" in names else {})}
+    mixers = {"linear": {**block, "attention": linear}, "full": {**block, "attention": full_attention}}
+    width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    shared_expert = glu(config, width=width * shared_count) if shared_count else None
+    experts = moe(
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        shared_expert,
+        **SIGMOID,
+    )
+    names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in names else {})}
     kinds = {
         f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()
     }
-    stack = mixed(kinds, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
-    return {**decoder(c, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
+    stack = stack_of_kinds(kinds, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
+    return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _kimi_mixers(c: Config, own: Config, depth: int) -> list[str]:
-    """The mixer of each layer: from `layer_types`, else the checkpoint's two lists, which count from 1.
+def _kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
+    """Returns the mixer of each layer: from `layer_types`, else the checkpoint's two lists, which count from 1.
 
     Without either, each fourth layer has full attention.
     """
     default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
-    if own.has("full_attn_layers") and own.has("kda_layers"):
-        full, linear = own.sizes("full_attn_layers"), own.sizes("kda_layers")
-        if sorted({*full, *linear}) != list(range(1, depth + 1)) or set(full) & set(linear):
-            raise own.wrong("full_attn_layers", full, f"with kda_layers each layer from 1 to {depth} once")
-        default = ["full" if i + 1 in full else "linear" for i in range(depth)]
-    return listed(c, "layer_types", LINEAR_OR_FULL, default)
+    if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
+        full_layers, linear_layers = linear_config.sizes("full_attn_layers"), linear_config.sizes("kda_layers")
+        if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
+            raise linear_config.wrong(
+                "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
+            )
+        default = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
+    return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
 
 
-def _olmo_hybrid(c: Config) -> Table:
-    """OLMo Hybrid: norms as in OLMo 3 in full-attention layers, before each sublayer in linear-attention layers."""
-    depth, norm, heads = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.size("num_attention_heads")
-    keys = c.maybe("linear_num_key_heads") or heads
-    values = c.maybe("linear_num_value_heads") or heads
-    key_dim = c.maybe("linear_key_head_dim") or floor(c.size("hidden_size") * 0.75 / keys)
+def _olmo_hybrid(config: Config) -> Table:
+    """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
+    depth, norm, heads = (
+        config.size("num_hidden_layers"),
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_attention_heads"),
+    )
+    keys = config.maybe("linear_num_key_heads") or heads
+    values = config.maybe("linear_num_value_heads") or heads
+    key_dim = config.maybe("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / keys)
     linear = gated_delta_net(
-        c,
+        config,
         linear_num_key_heads=keys,
         linear_num_value_heads=values,
         linear_key_head_dim=key_dim,
-        linear_value_head_dim=c.maybe("linear_value_head_dim") or 2 * key_dim,
-        linear_allow_neg_eigval=c.flag("linear_allow_neg_eigval"),
+        linear_value_head_dim=config.maybe("linear_value_head_dim") or 2 * key_dim,
+        linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
-    full = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection"))
-    if not _turns(c):
-        del full["position"]
-    both: Table = {"feed_forward": glu(c), "norm": norm}
+    full_attention = attention(
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection")
+    )
+    if not _has_rope(config):
+        del full_attention["position"]
+    common_fields: Table = {"feed_forward": glu(config), "norm": norm}
     kinds: dict[str, Table] = {
-        "linear": {**both, "attention": linear, "norm_placement": "pre"},
-        "full": {**both, "attention": {"type": "attention", **full}, "norm_placement": "output"},
+        "linear": {**common_fields, "attention": linear, "norm_placement": "pre"},
+        "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
     default = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
     if "full" not in default:
         default[-1] = "full"
-    stack = mixed(kinds, listed(c, "layer_types", LINEAR_OR_FULL, default))
-    return decoder(c, stack["block"], norm, stack=stack)
+    stack = stack_of_kinds(kinds, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default))
+    return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _turns(c: Config) -> bool:
-    """Whether the config has a base of RoPE: the released checkpoints have none, so no positions."""
-    given = c.data.get("rope_parameters")
-    return (given.get("rope_theta") if isinstance(given, dict) else c.data.get("rope_theta")) is not None
+def _has_rope(config: Config) -> bool:
+    """Whether the config has a base of RoPE. The released checkpoints have none, so no positions."""
+    rope_parameters = config.data.get("rope_parameters")
+    return (
+        rope_parameters.get("rope_theta") if isinstance(rope_parameters, dict) else config.data.get("rope_theta")
+    ) is not None
 
 
 QWEN: dict[str, Any] = {
@@ -295,7 +338,7 @@ KIMI_NAMES = {
 }
 
 QWEN_WRITES: Writes = {
-    "full_attention_interval": lambda s: steps_of(s, of_kind(s, "full_attention")),
+    "full_attention_interval": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
     "mtp_num_hidden_layers": "num_nextn_predict_layers",
 }
 

@@ -9,50 +9,74 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    listed_kinds,
+    moe,
+    rmsnorm,
+    rope,
+    stack_of_kinds,
+)
 from ...writes import PARTIAL_ROTARY
 from ..llama.granite import GRANITE_EARLIER, GRANITE_MODULES
-from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
+from .mamba import (
+    IGNORED,
+    MAMBA_2_WRITES,
+    MAMBA_WRITES,
+    inner_width,
+    layer_interval,
+    layers_of_kind,
+    state_space_field,
+    step_rank,
+)
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
 """Name of a layer's mixer in configs, old and new → its name here."""
 
 
-def plain(c: Config, **fields: Any) -> Table:
-    """Attention in a model that also has layers of another type."""
-    return {"type": "attention", **attention(c, **fields)}
+def hybrid_attention(config: Config, **fields: Any) -> Table:
+    """Returns attention for a model that also has layers of another type."""
+    return {"type": "attention", **attention(config, **fields)}
 
 
-def stacked(c: Config, kinds: dict[str, Table], names: list[str]) -> Table:
-    """A decoder with several kinds of layers; each kind is a layer's table without its norm."""
-    norm = rmsnorm(c.number("rms_norm_eps"))
-    stack = mixed({name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names)
-    return decoder(c, stack.pop("block"), norm, stack=stack)
+def mixed_decoder(config: Config, kinds: dict[str, Table], names: list[str]) -> Table:
+    """Returns a decoder with several kinds of layers; each kind is a layer's table without its norm."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    stack = stack_of_kinds(
+        {name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names
+    )
+    return decoder(config, stack.pop("block"), norm, stack=stack)
 
 
-def dense(c: Config, bias: bool = False, width: int | None = None) -> Table:
-    """A gated FFN in a model that may also have layers with experts."""
-    return {"type": "mlp", **glu(c, bias, width)}
+def dense(config: Config, bias: bool = False, width: int | None = None) -> Table:
+    """Returns a gated FFN for a model that may also have layers with experts."""
+    return {"type": "mlp", **glu(config, bias, width)}
 
 
-def mamba2(c: Config, inner: int, **fields: Any) -> Table:
-    """A Mamba-2 mixer of `inner` channels, under the field names of Bamba and later models."""
-    heads, norm = c.size("mamba_n_heads"), rmsnorm(c.number("rms_norm_eps"))
-    head_dim = c.divided("mamba_n_heads", inner, heads)
-    if c.get("mamba_d_head") not in ("auto", head_dim):
-        raise c.wrong("mamba_d_head", c.get("mamba_d_head"), f"auto, or {inner} / {heads} = {head_dim}")
+def mamba2(config: Config, channels: int, **fields: Any) -> Table:
+    """Returns a Mamba-2 mixer of `channels` channels, under the field names of Bamba and later models."""
+    heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
+    head_dim = config.divided("mamba_n_heads", channels, heads)
+    if config.get("mamba_d_head") not in ("auto", head_dim):
+        raise config.wrong("mamba_d_head", config.get("mamba_d_head"), f"auto, or {channels} / {heads} = {head_dim}")
     sizes = {
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": c.size("mamba_d_state"),
-        "n_groups": c.size("mamba_n_groups"),
+        "state_size": config.size("mamba_d_state"),
+        "n_groups": config.size("mamba_n_groups"),
     }
     kernel = {
-        "conv_kernel": c.size("mamba_d_conv"),
-        "use_conv_bias": c.flag("mamba_conv_bias"),
-        "chunk_size": c.size("mamba_chunk_size"),
+        "conv_kernel": config.size("mamba_d_conv"),
+        "use_conv_bias": config.flag("mamba_conv_bias"),
+        "chunk_size": config.size("mamba_chunk_size"),
     }
-    biased, act = c.flag("mamba_proj_bias"), c.choice(ACTIVATIONS, "hidden_act")
+    biased, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
         "type": "mamba2",
         **sizes,
@@ -65,81 +89,100 @@ def mamba2(c: Config, inner: int, **fields: Any) -> Table:
     }
 
 
-def _expanded(c: Config) -> int:
-    return c.size("mamba_expand") * c.size("hidden_size")
+def _expanded(config: Config) -> int:
+    return config.size("mamba_expand") * config.size("hidden_size")
 
 
-def _each(c: Config, what: str, one: str, other: str) -> list[str]:
-    """The kind of each layer: `one` in every `period`-th layer from `offset` on, else `other`."""
-    period, offset = c.size(f"{what}_layer_period"), c.count(f"{what}_layer_offset")
+def _periodic_kinds(config: Config, prefix: str, kind: str, other_kind: str) -> list[str]:
+    """Returns the kind of each layer: `kind` in every `period`-th layer from `offset` on, else `other_kind`."""
+    period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
     if offset >= period:
-        raise c.wrong(f"{what}_layer_offset", offset, f"less than {what}_layer_period = {period}")
-    return [one if i % period == offset else other for i in range(c.size("num_hidden_layers"))]
+        raise config.wrong(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
+    return [kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
 
 
-def _jamba(c: Config) -> Table:
-    norm, biased = rmsnorm(c.number("rms_norm_eps")), c.flag("mamba_proj_bias")
+def _jamba(config: Config) -> Table:
+    norm, biased = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
     sizes = {
-        "intermediate_size": _expanded(c),
-        "state_size": c.size("mamba_d_state"),
-        "time_step_rank": step_rank(c, "mamba_dt_rank"),
+        "intermediate_size": _expanded(config),
+        "state_size": config.size("mamba_d_state"),
+        "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
-    kernel = {"conv_kernel": c.size("mamba_d_conv"), "use_conv_bias": c.flag("mamba_conv_bias"), "use_bias": biased}
-    mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
-    experts, top_k = c.size("num_experts"), c.size("num_experts_per_tok")
-    networks = {"dense": dense(c), "moe": moe(experts, top_k, glu(c)) if experts > 1 else dense(c)}
-    mixers = {"attention": plain(c, position=None), "mamba": mamba}
+    kernel = {
+        "conv_kernel": config.size("mamba_d_conv"),
+        "use_conv_bias": config.flag("mamba_conv_bias"),
+        "use_bias": biased,
+    }
+    mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
+    experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
+    networks = {"dense": dense(config), "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense(config)}
+    mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     kinds = {
         f"{a}_{b}": {"attention": mixer, "feed_forward": network}
         for a, mixer in mixers.items()
         for b, network in networks.items()
     }
     pairs = zip(
-        _each(c, "attn", "attention", "mamba"),
-        _each(c, "expert", "moe" if experts > 1 else "dense", "dense"),
+        _periodic_kinds(config, "attn", "attention", "mamba"),
+        _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return stacked(c, kinds, [f"{a}_{b}" for a, b in pairs])
+    return mixed_decoder(config, kinds, [f"{a}_{b}" for a, b in pairs])
 
 
-def _bamba(c: Config) -> Table:
-    network = dense(c, c.flag("mlp_bias"))
-    at = set() if c.get("attn_layer_indices") is None else set(c.sizes("attn_layer_indices"))
+def _bamba(config: Config) -> Table:
+    network = dense(config, config.flag("mlp_bias"))
+    attention_layers = set() if config.get("attn_layer_indices") is None else set(config.sizes("attn_layer_indices"))
     mixers = {
-        "attention": plain(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO)),
-        "mamba": mamba2(c, _expanded(c)),
+        "attention": hybrid_attention(
+            config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO)
+        ),
+        "mamba": mamba2(config, _expanded(config)),
     }
-    names = ["attention" if i in at else "mamba" for i in range(c.size("num_hidden_layers"))]
-    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
-
-
-def _granitemoehybrid(c: Config) -> Table:
-    experts, shared = c.count("num_local_experts"), glu(c, width=c.size("shared_intermediate_size"))
-    network = moe(experts, c.size("num_experts_per_tok"), glu(c), shared) if experts else shared
-    c.must("position_embedding_type", None, "nope", "rope")
-    position: Table = {} if c.get("position_embedding_type") == "rope" else {"position": None}
-    mixers = {
-        "attention": plain(c, **position, **biases(c.flag("attention_bias"), *QKVO)),
-        "mamba": mamba2(c, _expanded(c)),
-    }
-    names = listed(c, "layer_types", MIXERS, ["mamba"] * c.size("num_hidden_layers"))
-    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
-
-
-def _falcon_h1(c: Config) -> Table:
-    expanded = _expanded(c)
-    inner = c.maybe("mamba_d_ssm") or expanded
-    norm = {} if c.flag("mamba_rms_norm") else {"norm": None}
-    mixer = mamba2(
-        c, inner, out_bias=c.flag("projectors_bias"), norm_before_gate=c.flag("mamba_norm_before_gate"), **norm
+    names = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
+    return mixed_decoder(
+        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
     )
-    context = rmsnorm(c.number("rms_norm_eps"))
-    parts = {
-        "attention": attention(c, **biases(c.flag("attention_bias"), *QKVO)),
-        "state_space": mixer,
-        "feed_forward": glu(c, c.flag("mlp_bias")),
+
+
+def _granitemoehybrid(config: Config) -> Table:
+    experts, shared_network = (
+        config.count("num_local_experts"),
+        glu(config, width=config.size("shared_intermediate_size")),
+    )
+    network = (
+        moe(experts, config.size("num_experts_per_tok"), glu(config), shared_network) if experts else shared_network
+    )
+    config.must("position_embedding_type", None, "nope", "rope")
+    position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
+    mixers = {
+        "attention": hybrid_attention(config, **position, **biases(config.flag("attention_bias"), *QKVO)),
+        "mamba": mamba2(config, _expanded(config)),
     }
-    return decoder(c, {"type": "hybrid", **parts, "norm": context, "norm_placement": "pre"}, context)
+    names = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
+    return mixed_decoder(
+        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names
+    )
+
+
+def _falcon_h1(config: Config) -> Table:
+    expanded_width = _expanded(config)
+    channels = config.maybe("mamba_d_ssm") or expanded_width
+    norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
+    mixer = mamba2(
+        config,
+        channels,
+        out_bias=config.flag("projectors_bias"),
+        norm_before_gate=config.flag("mamba_norm_before_gate"),
+        **norm,
+    )
+    context = rmsnorm(config.number("rms_norm_eps"))
+    parts = {
+        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
+        "state_space": mixer,
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+    }
+    return decoder(config, {"type": "hybrid", **parts, "norm": context, "norm_placement": "pre"}, context)
 
 
 COMMON: Table = {
@@ -175,8 +218,8 @@ MULTIPLIERS = frozenset(
 )
 
 
-def _lowest(found: list[int]) -> int:
-    return found[0] if found else 0
+def _first_index(indices: list[int]) -> int:
+    return indices[0] if indices else 0
 
 
 HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
@@ -203,11 +246,11 @@ FAMILIES = {
         aliases={"num_experts": "num_local_experts"},
         writes={
             **MAMBA_WRITES,
-            "mamba_dt_rank": of_state_space("time_step_rank"),
-            "attn_layer_period": lambda s: steps_of(s, of_kind(s, "full_attention")),
-            "attn_layer_offset": lambda s: _lowest(of_kind(s, "full_attention")),
-            "expert_layer_period": lambda s: steps_of(s, s.with_experts()),
-            "expert_layer_offset": lambda s: _lowest(s.with_experts()),
+            "mamba_dt_rank": state_space_field("time_step_rank"),
+            "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
+            "attn_layer_offset": lambda s: _first_index(layers_of_kind(s, "full_attention")),
+            "expert_layer_period": lambda s: layer_interval(s, s.with_experts()),
+            "expert_layer_offset": lambda s: _first_index(s.with_experts()),
             "num_experts": lambda s: max(1, s.usual("num_experts")),
         },
         spelled_as_read=True,
@@ -224,7 +267,11 @@ FAMILIES = {
             "mlp_bias": False,
         },
         IGNORED | MULTIPLIERS,
-        writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTIAL_ROTARY},
+        writes={
+            **MAMBA_2_WRITES,
+            "attn_layer_indices": lambda s: layers_of_kind(s, "full_attention"),
+            **PARTIAL_ROTARY,
+        },
         modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(
@@ -279,8 +326,8 @@ FAMILIES = {
             **MAMBA_2_WRITES,
             "mamba_d_ssm": inner_width,
             "mamba_rms_norm": lambda s: s.typed("mamba2").norm is not None,
-            "mamba_norm_before_gate": of_state_space("norm_before_gate"),
-            "projectors_bias": of_state_space("out_bias"),
+            "mamba_norm_before_gate": state_space_field("norm_before_gate"),
+            "projectors_bias": state_space_field("out_bias"),
         },
         modules={**HYBRID_MODULES, "state_space": "mamba"},
     ),

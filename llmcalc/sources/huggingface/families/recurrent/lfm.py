@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKVO, Table, attention, biases, decoder, listed, mixed, moe, qk_norm, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe, qk_norm, rmsnorm, rope, stack_of_kinds
 from ...writes import UNPADDED
 
 if TYPE_CHECKING:
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
-def _mixers(c: Config, norm: Table, **fields: Any) -> dict[str, Table]:
-    full = attention(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm), **fields)
+def _mixers(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
+    full_attention = attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **fields)
     return {
-        "conv": {"type": "short_conv", "conv_L_cache": c.size("conv_L_cache"), "conv_bias": c.flag("conv_bias")},
-        "full": {"type": "attention", **full},
+        "conv": {
+            "type": "short_conv",
+            "conv_L_cache": config.size("conv_L_cache"),
+            "conv_bias": config.flag("conv_bias"),
+        },
+        "full": {"type": "attention", **full_attention},
     }
 
 
@@ -33,36 +37,46 @@ def _swiglu(width: int) -> Table:
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
-def _tied(c: Config) -> Table:
-    return {"tie_word_embeddings": c.flag("tie_embedding", "tie_word_embeddings")}
+def _tied(config: Config) -> Table:
+    return {"tie_word_embeddings": config.flag("tie_embedding", "tie_word_embeddings")}
 
 
-def _lfm2(c: Config) -> Table:
-    """LFM2: `block_ff_dim` replaces intermediate_size.
+def _lfm2(config: Config) -> Table:
+    """Reads LFM2: `block_ff_dim` replaces intermediate_size.
 
     If the config enables it, the FFN width is two thirds of that, times an optional factor, rounded up to a multiple.
     """
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
-    width = c.size("block_ff_dim", "intermediate_size")
-    if c.flag("block_auto_adjust_ff_dim"):
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    width = config.size("block_ff_dim", "intermediate_size")
+    if config.flag("block_auto_adjust_ff_dim"):
         width = floor(2 * width / 3)
-        if c.get("block_ffn_dim_multiplier") is not None:
-            step = c.size("block_multiple_of")
-            width = -(-floor(width * c.number("block_ffn_dim_multiplier")) // step) * step
-    full = set(range(depth)) if c.get("full_attn_idxs") is None else set(c.sizes("full_attn_idxs"))
-    names = listed(c, "layer_types", CONV_OR_FULL, ["full" if i in full else "conv" for i in range(depth)])
-    block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
-    stack = mixed({name: {**block, "attention": mixer} for name, mixer in _mixers(c, norm).items()}, names)
-    return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
-
-
-def _lfm2_moe(c: Config) -> Table:
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
-    router: Table = {"scoring_func": "sigmoid", **({"score_correction": "buffer"} if c.flag("use_expert_bias") else {})}
-    experts = moe(
-        c.size("num_experts"), c.size("num_experts_per_tok"), _swiglu(c.size("moe_intermediate_size")), router=router
+        if config.get("block_ffn_dim_multiplier") is not None:
+            step = config.size("block_multiple_of")
+            width = -(-floor(width * config.number("block_ffn_dim_multiplier")) // step) * step
+    full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
+    names = listed_kinds(
+        config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
     )
-    networks = {"dense": _swiglu(c.size("intermediate_size")), "moe": experts}
+    block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
+    stack = stack_of_kinds(
+        {name: {**block, "attention": mixer} for name, mixer in _mixers(config, norm).items()}, names
+    )
+    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
+
+
+def _lfm2_moe(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    router: Table = {
+        "scoring_func": "sigmoid",
+        **({"score_correction": "buffer"} if config.flag("use_expert_bias") else {}),
+    }
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        _swiglu(config.size("moe_intermediate_size")),
+        router=router,
+    )
+    networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
     kinds = {
         f"{mixer}_{network}": {
             "attention": table,
@@ -70,30 +84,30 @@ def _lfm2_moe(c: Config) -> Table:
             "norm": norm,
             "norm_placement": "pre",
         }
-        for mixer, table in _mixers(c, norm).items()
+        for mixer, table in _mixers(config, norm).items()
         for network in networks
     }
-    c.texts("layer_types")  # the class has no default for layer_types
-    dense = c.count("num_dense_layers")
-    mixing = listed(c, "layer_types", CONV_OR_FULL, [""] * depth)
-    stack = mixed(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
-    return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
+    config.texts("layer_types")  # the class has no default for layer_types
+    dense = config.count("num_dense_layers")
+    mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
+    stack = stack_of_kinds(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
+    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
 
 
-def _lfm3(c: Config) -> Table:
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
-    gate = {"output_gate": {"per": "head"}} if c.flag("use_attention_gate") else {}
-    mixers = _mixers(c, norm, **gate, **biases(c.flag("attention_bias"), *QKVO))
+def _lfm3(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
+    gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
+    mixers = _mixers(config, norm, **gate, **biases(config.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],
-        **({} if c.maybe("sliding_window") is None else {"sliding_window": c.size("sliding_window")}),
+        **({} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
     }
     default = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
-    names = listed(c, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
-    block: Table = {"feed_forward": _swiglu(c.size("intermediate_size")), "norm": norm}
-    block["norm_placement"] = "sandwich" if c.flag("use_sandwich_norm") else "pre"
-    stack = mixed({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
-    return decoder(c, stack["block"], norm, stack=stack)
+    names = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
+    block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
+    block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
+    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
+    return decoder(config, stack["block"], norm, stack=stack)
 
 
 COMMON: dict[str, Any] = {
@@ -122,8 +136,8 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(s: Facts) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers)
+def _gated(facts: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in facts.mixers)
 
 
 LFM_MODULES: Modules = {

@@ -19,55 +19,63 @@ if TYPE_CHECKING:
 NONE: Table = {"type": "none"}
 
 
-def step_rank(c: Config, name: str) -> int:
-    """The rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
-    return -(-c.size("hidden_size") // 16) if c.get(name) == "auto" else c.size(name)
+def step_rank(config: Config, name: str) -> int:
+    """Returns the rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
+    return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
 
 
-def _alone(c: Config, mixer: Table) -> Table:
-    norm = rmsnorm(c.number("layer_norm_epsilon"))
-    return decoder(c, {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}, norm)
+def _alone(config: Config, mixer: Table) -> Table:
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    return decoder(config, {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}, norm)
 
 
-def _mamba(c: Config, **fields: Any) -> Table:
-    expanded = c.size("expand") * c.size("hidden_size")
-    inner = c.maybe("intermediate_size") or expanded
+def _mamba(config: Config, **fields: Any) -> Table:
+    expanded_width = config.size("expand") * config.size("hidden_size")
+    channels = config.maybe("intermediate_size") or expanded_width
     mixer = {
         "type": "mamba",
-        "intermediate_size": inner,
-        "state_size": c.size("state_size"),
-        "time_step_rank": step_rank(c, "time_step_rank"),
+        "intermediate_size": channels,
+        "state_size": config.size("state_size"),
+        "time_step_rank": step_rank(config, "time_step_rank"),
     }
-    rest = {
-        "conv_kernel": c.size("conv_kernel"),
-        "use_bias": c.flag("use_bias"),
-        "use_conv_bias": c.flag("use_conv_bias"),
+    other_fields = {
+        "conv_kernel": config.size("conv_kernel"),
+        "use_bias": config.flag("use_bias"),
+        "use_conv_bias": config.flag("use_conv_bias"),
     }
-    return _alone(c, {**mixer, **rest, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), **fields})
+    return _alone(config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields})
 
 
-def _falcon_mamba(c: Config) -> Table:
-    return _mamba(c, norm=rmsnorm(c.number("mixer_rms_eps"), weight=False))
+def _falcon_mamba(config: Config) -> Table:
+    return _mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
 
 
-def _mamba2(c: Config) -> Table:
-    heads, head_dim, width = c.size("num_heads"), c.size("head_dim"), c.size("expand") * c.size("hidden_size")
+def _mamba2(config: Config) -> Table:
+    heads, head_dim, width = (
+        config.size("num_heads"),
+        config.size("head_dim"),
+        config.size("expand") * config.size("hidden_size"),
+    )
     if heads * head_dim != width:
-        raise c.wrong("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
+        raise config.wrong("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
     mixer = {
         "type": "mamba2",
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": c.size("state_size"),
-        "n_groups": c.size("n_groups"),
+        "state_size": config.size("state_size"),
+        "n_groups": config.size("n_groups"),
     }
-    biased = {"use_bias": c.flag("use_bias"), "out_bias": c.flag("use_bias"), "use_conv_bias": c.flag("use_conv_bias")}
-    rest = {
-        "conv_kernel": c.size("conv_kernel"),
-        "chunk_size": c.size("chunk_size"),
-        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+    biased = {
+        "use_bias": config.flag("use_bias"),
+        "out_bias": config.flag("use_bias"),
+        "use_conv_bias": config.flag("use_conv_bias"),
     }
-    return _alone(c, {**mixer, **biased, **rest, "norm": rmsnorm(c.number("layer_norm_epsilon"))})
+    other_fields = {
+        "conv_kernel": config.size("conv_kernel"),
+        "chunk_size": config.size("chunk_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
+    }
+    return _alone(config, {**mixer, **biased, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))})
 
 
 COMMON: Table = {
@@ -100,57 +108,57 @@ classes ignore.
 """
 
 
-def steps_of(s: Facts, chosen: list[int]) -> int:
-    """The distance between consecutive layers of a list; the depth of the model if the list has at most one."""
-    return chosen[1] - chosen[0] if len(chosen) > 1 else len(s.layers)
+def layer_interval(facts: Facts, layer_indices: list[int]) -> int:
+    """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(facts.layers)
 
 
-def of_kind(s: Facts, kind: str) -> list[int]:
-    """The indices of the layers of a kind."""
-    return [i for i, found in enumerate(s.kinds()) if found == kind]
+def layers_of_kind(facts: Facts, kind: str) -> list[int]:
+    """Returns the indices of the layers of a kind."""
+    return [i for i, layer_kind in enumerate(facts.kinds()) if layer_kind == kind]
 
 
-def inner_width(s: Facts) -> int:
-    """The number of channels of the first state-space mixer."""
-    mixer = s.typed("mamba", "mamba2")
+def inner_width(facts: Facts) -> int:
+    """Returns the number of channels of the first state-space mixer."""
+    mixer = facts.typed("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
-def expansion(s: Facts) -> int:
-    """The number of channels of the recurrence as a multiple of the model's width."""
-    times, rest = divmod(inner_width(s), s.spec.hidden_size)
-    if rest or not times:
+def expansion(facts: Facts) -> int:
+    """Returns the number of channels of the recurrence as a multiple of the model's width."""
+    factor, remainder = divmod(inner_width(facts), facts.spec.hidden_size)
+    if remainder or not factor:
         raise Absent
-    return times
+    return factor
 
 
-def of_state_space(field: str) -> Value:
+def state_space_field(field: str) -> Value:
     """Returns the writer of a field of the first state-space mixer."""
-    return lambda s: getattr(s.typed("mamba", "mamba2"), field)
+    return lambda facts: getattr(facts.typed("mamba", "mamba2"), field)
 
 
 MAMBA_WRITES: Writes = {
-    "mamba_d_state": of_state_space("state_size"),
-    "mamba_d_conv": of_state_space("conv_kernel"),
+    "mamba_d_state": state_space_field("state_size"),
+    "mamba_d_conv": state_space_field("conv_kernel"),
     "mamba_expand": expansion,
-    "mamba_conv_bias": of_state_space("use_conv_bias"),
-    "mamba_proj_bias": of_state_space("use_bias"),
+    "mamba_conv_bias": state_space_field("use_conv_bias"),
+    "mamba_proj_bias": state_space_field("use_bias"),
 }
 
 MAMBA_2_WRITES: Writes = {
     **MAMBA_WRITES,
-    "mamba_n_heads": of_state_space("num_heads"),
-    "mamba_d_head": of_state_space("head_dim"),
-    "mamba_n_groups": of_state_space("n_groups"),
-    "mamba_chunk_size": of_state_space("chunk_size"),
+    "mamba_n_heads": state_space_field("num_heads"),
+    "mamba_d_head": state_space_field("head_dim"),
+    "mamba_n_groups": state_space_field("n_groups"),
+    "mamba_chunk_size": state_space_field("chunk_size"),
 }
 
 ALONE_WRITES: Writes = {
     "intermediate_size": inner_width,
     "expand": expansion,
-    "use_bias": of_state_space("use_bias"),
-    "hidden_act": of_state_space("hidden_act"),
+    "use_bias": state_space_field("use_bias"),
+    "hidden_act": state_space_field("hidden_act"),
 }
 
 
@@ -178,9 +186,9 @@ FAMILIES = {
         IGNORED,
         writes={
             "expand": expansion,
-            "use_bias": of_state_space("use_bias"),
-            "head_dim": of_state_space("head_dim"),
-            "hidden_act": of_state_space("hidden_act"),
+            "use_bias": state_space_field("use_bias"),
+            "head_dim": state_space_field("head_dim"),
+            "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
     ),

@@ -1,5 +1,6 @@
-"""Nemotron: a Transformer with squared ReLU (nemotron), and layers of a single mixer, FFN or mixture of experts
-(nemotron_h).
+"""Nemotron: a Transformer with squared ReLU (nemotron), and hybrids of Mamba-2 and attention (nemotron_h).
+
+A layer of nemotron_h is a single mixer, FFN or mixture of experts.
 
 transformers: models/nemotron, models/nemotron_h.
 """
@@ -18,16 +19,16 @@ from ...parts import (
     biases,
     decoder,
     layernorm,
-    mixed,
     mlp,
     moe,
     rmsnorm,
     rope,
+    stack_of_kinds,
     uncounted_prediction,
 )
 from ...writes import PARTIAL_ROTARY
-from .hybrid import plain
-from .mamba import IGNORED, MAMBA_MODULES, NONE, of_state_space
+from .hybrid import hybrid_attention
+from .mamba import IGNORED, MAMBA_MODULES, NONE, state_space_field
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -47,91 +48,100 @@ KINDS = {
 """Letter of a layer in `hybrid_override_pattern` → its names in lists, old and new."""
 
 
-def _nemotron(c: Config) -> Table:
-    norm = layernorm(c.number("norm_eps"))
-    mixer = attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO))
-    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"), c.flag("mlp_bias"))
-    return decoder(c, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+def _nemotron(config: Config) -> Table:
+    norm = layernorm(config.number("norm_eps"))
+    mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
 
 
-def _layers(c: Config) -> list[str]:
-    """The kind of each layer, from a list or from letters; their number is the depth, whatever other fields say."""
-    field = "layer_types" if c.has("layer_types") or c.has("layers_block_type") else "hybrid_override_pattern"
-    given: Any = c.get(field)
-    letters = list(given) if isinstance(given, str) else c.texts(field)
+def _layers(config: Config) -> list[str]:
+    """Returns the kind of each layer, from a list or from letters; their number is the depth."""
+    field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
+    pattern: Any = config.get(field)
+    letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
     names = [KINDS.get(name, "") for name in letters]
     if not names or "" in names:
-        raise c.wrong(field, given, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe")
+        raise config.wrong(
+            field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
+        )
     return names
 
 
-def _mamba(c: Config) -> Table:
-    heads, biased = c.size("mamba_num_heads"), c.flag("use_bias")
+def _mamba(config: Config) -> Table:
+    heads, biased = config.size("mamba_num_heads"), config.flag("use_bias")
     sizes = {
         "num_heads": heads,
-        "head_dim": c.size("mamba_head_dim"),
-        "state_size": c.size("ssm_state_size"),
-        "n_groups": c.size("mamba_n_groups", "n_groups"),
+        "head_dim": config.size("mamba_head_dim"),
+        "state_size": config.size("ssm_state_size"),
+        "n_groups": config.size("mamba_n_groups", "n_groups"),
     }
     kernel = {
-        "conv_kernel": c.size("mamba_d_conv", "conv_kernel"),
-        "use_conv_bias": c.flag("mamba_conv_bias", "use_conv_bias"),
+        "conv_kernel": config.size("mamba_d_conv", "conv_kernel"),
+        "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias"),
     }
-    rest = {
-        "chunk_size": c.size("mamba_chunk_size", "chunk_size"),
-        "hidden_act": c.choice(ACTIVATIONS, "mamba_hidden_act"),
+    other_fields = {
+        "chunk_size": config.size("mamba_chunk_size", "chunk_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "mamba_hidden_act"),
     }
     return {
         "type": "mamba2",
         **sizes,
         **kernel,
-        **rest,
+        **other_fields,
         "use_bias": biased,
         "out_bias": biased,
-        "norm": rmsnorm(c.number("layer_norm_epsilon")),
+        "norm": rmsnorm(config.number("layer_norm_epsilon")),
     }
 
 
-def _moe(c: Config, act: str) -> Table:
-    biased, latent = c.flag("mlp_bias"), c.maybe("moe_latent_size")
-    expert, shared = (
-        mlp(c.size("moe_intermediate_size"), act, bias=False),
-        mlp(c.size("moe_shared_expert_intermediate_size"), act, biased),
+def _moe(config: Config, act: str) -> Table:
+    biased, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
+    expert, shared_expert = (
+        mlp(config.size("moe_intermediate_size"), act, bias=False),
+        mlp(config.size("moe_shared_expert_intermediate_size"), act, biased),
     )
-    projected = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
+    latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
-    return moe(c.size("n_routed_experts"), c.size("num_experts_per_tok"), expert, shared, **projected, **routing)
+    return moe(
+        config.size("n_routed_experts"),
+        config.size("num_experts_per_tok"),
+        expert,
+        shared_expert,
+        **latent_field,
+        **routing,
+    )
 
 
-def _nemotron_h(c: Config) -> Table:
-    uncounted_prediction(c)
-    norm, act = rmsnorm(c.number("layer_norm_epsilon")), c.choice(ACTIVATIONS, "mlp_hidden_act")
-    names = _layers(c)
+def _nemotron_h(config: Config) -> Table:
+    uncounted_prediction(config)
+    norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
+    names = _layers(config)
     parts: dict[str, Any] = {
-        "mamba": lambda: {"attention": _mamba(c), "feed_forward": NONE},
-        "attention": lambda: {"attention": plain(c, position=None), "feed_forward": NONE},
+        "mamba": lambda: {"attention": _mamba(config), "feed_forward": NONE},
+        "attention": lambda: {"attention": hybrid_attention(config, position=None), "feed_forward": NONE},
         "mlp": lambda: {
             "attention": NONE,
-            "feed_forward": {"type": "mlp", **mlp(c.size("intermediate_size"), act, c.flag("mlp_bias"))},
+            "feed_forward": {"type": "mlp", **mlp(config.size("intermediate_size"), act, config.flag("mlp_bias"))},
         },
-        "moe": lambda: {"attention": NONE, "feed_forward": _moe(c, act)},
+        "moe": lambda: {"attention": NONE, "feed_forward": _moe(config, act)},
     }
-    stack = mixed(
+    stack = stack_of_kinds(
         {name: {**parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
     )
     return decoder(
-        c, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
+        config, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
     )
 
 
 COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
 
 
-def _letters(s: Facts) -> str:
-    """Nemotron-H: one letter per layer; each layer is one sublayer."""
+def _letters(facts: Facts) -> str:
+    """Returns Nemotron-H's pattern: one letter per layer; each layer is one sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
-        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in s.layers
+        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in facts.layers
     )
 
 
@@ -225,11 +235,11 @@ FAMILIES = {
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         writes={
             "hybrid_override_pattern": _letters,
-            "use_bias": of_state_space("use_bias"),
-            "mamba_num_heads": of_state_space("num_heads"),
-            "mamba_head_dim": of_state_space("head_dim"),
-            "ssm_state_size": of_state_space("state_size"),
-            "mamba_hidden_act": of_state_space("hidden_act"),
+            "use_bias": state_space_field("use_bias"),
+            "mamba_num_heads": state_space_field("num_heads"),
+            "mamba_head_dim": state_space_field("head_dim"),
+            "ssm_state_size": state_space_field("state_size"),
+            "mamba_hidden_act": state_space_field("hidden_act"),
             "mlp_hidden_act": "hidden_act",
         },
         spelled_as_read=True,

@@ -12,40 +12,44 @@ from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, l
 from ...writes import PARTIAL_ROTARY
 
 
-def _recurrent_gemma(c: Config) -> Table:
+def _recurrent_gemma(config: Config) -> Table:
     depth, hidden, heads, norm = (
-        c.size("num_hidden_layers"),
-        c.size("hidden_size"),
-        c.size("num_attention_heads"),
-        rmsnorm(c.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+        rmsnorm(config.number("rms_norm_eps")),
     )
-    width = c.maybe("lru_width") or hidden
-    c.divided("num_attention_heads", width, heads)
-    window = c.size("attention_window_size", "sliding_window")
+    width = config.maybe("lru_width") or hidden
+    config.divided("num_attention_heads", width, heads)
+    window = config.size("attention_window_size", "sliding_window")
     local = attention(
-        c, position=rope(c, 0.5), sliding_window=window, o_bias=True, **biases(c.flag("attention_bias"), *QKV)
+        config,
+        position=rope(config, 0.5),
+        sliding_window=window,
+        o_bias=True,
+        **biases(config.flag("attention_bias"), *QKV),
     )
     recurrent: Table = {
         "type": "rglru",
         "lru_width": width,
         "num_attention_heads": heads,
-        "conv1d_width": c.size("conv1d_width"),
+        "conv1d_width": config.size("conv1d_width"),
     }
-    recurrent["hidden_act"] = c.choice(ACTIVATIONS, "hidden_activation")
+    recurrent["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
     network = glu(
-        c,
+        config,
         bias=True,
-        width=c.divided("intermediate_size", c.size("intermediate_size") // 2 * 2, 2),
+        width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
     block: Table = {"attention": local, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    listed = c.texts("block_types")
-    if not listed or set(listed) - {"recurrent", "attention"}:
-        raise c.wrong("block_types", c.get("block_types"), "a list of recurrent and attention")
-    names = (listed * depth)[:depth]
+    block_types = config.texts("block_types")
+    if not block_types or set(block_types) - {"recurrent", "attention"}:
+        raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")
+    names = (block_types * depth)[:depth]
     variants = {"recurrent": {"attention": recurrent}, "attention": {}}
     return decoder(
-        c,
+        config,
         block,
         norm,
         stack={"variants": {name: variants[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},

@@ -10,13 +10,13 @@ from ...family import Family
 from ...parts import Table, decoder, layernorm
 
 
-def _rwkv(c: Config) -> Table:
-    hidden, norm = c.size("hidden_size"), layernorm(c.number("layer_norm_epsilon"))
-    mixing = {"type": "rwkv_time_mix", "attention_hidden_size": c.maybe("attention_hidden_size") or hidden}
-    channels = {"type": "rwkv_channel_mix", "intermediate_size": c.maybe("intermediate_size") or 4 * hidden}
+def _rwkv(config: Config) -> Table:
+    hidden, norm = config.size("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
+    mixing = {"type": "rwkv_time_mix", "attention_hidden_size": config.maybe("attention_hidden_size") or hidden}
+    channels = {"type": "rwkv_channel_mix", "intermediate_size": config.maybe("intermediate_size") or 4 * hidden}
     block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
-    return decoder(c, block, layernorm(), stack=stack)
+    return decoder(config, block, layernorm(), stack=stack)
 
 
 FAMILIES = {

@@ -14,25 +14,25 @@ from ...parts import Table, biases, decoder, rmsnorm
 from ...writes import Value
 
 
-def _xlstm(c: Config) -> Table:
-    hidden, heads, biased = c.size("hidden_size"), c.size("num_heads"), c.flag("use_bias")
-    c.must("embedding_dim", None, hidden)
-    eps = c.number("norm_eps")
+def _xlstm(config: Config) -> Table:
+    hidden, heads, biased = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
+    config.must("embedding_dim", None, hidden)
+    eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(biased, "bias"))
     mixer: Table = {
         "type": "mlstm",
         "num_heads": heads,
         "use_bias": biased,
-        "chunk_size": c.size("chunk_size"),
+        "chunk_size": config.size("chunk_size"),
         "norm_eps": eps,
     }
     mixer |= {
-        "qk_head_dim": _head(c, "qk_dim_factor", hidden, heads),
-        "v_head_dim": _head(c, "v_dim_factor", hidden, heads),
+        "qk_head_dim": _head(config, "qk_dim_factor", hidden, heads),
+        "v_head_dim": _head(config, "v_dim_factor", hidden, heads),
     }
-    mixer["gate_soft_cap"] = c.number("gate_soft_cap")
-    step = c.size("ffn_round_up_to_multiple_of")
-    width = floor((hidden * c.number("ffn_proj_factor") + step - 1) // step * step)
+    mixer["gate_soft_cap"] = config.number("gate_soft_cap")
+    step = config.size("ffn_round_up_to_multiple_of")
+    width = floor((hidden * config.number("ffn_proj_factor") + step - 1) // step * step)
     network: Table = {
         "intermediate_size": width,
         "hidden_act": "silu",
@@ -40,18 +40,19 @@ def _xlstm(c: Config) -> Table:
         **biases(biased, "gate_bias", "up_bias", "down_bias"),
     }
     block: Table = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    depth = {"num_hidden_layers": c.size("num_blocks")} if c.has("num_blocks") else {}
-    return {**decoder(c, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
+    depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
+    return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
 
-def _head(c: Config, factor: str, hidden: int, heads: int) -> int:
-    """The size of a head: hidden_size times the factor, over the heads. The total must be a multiple of 64 for the
-    class's cache.
+def _head(config: Config, factor: str, hidden: int, heads: int) -> int:
+    """Returns the size of a head: hidden_size times the factor, divided by the number of heads.
+
+    The total must be a multiple of 64 for the class's cache.
     """
-    width = floor(hidden * c.number(factor))
+    width = floor(hidden * config.number(factor))
     if width <= 0 or width % 64:
-        raise c.wrong(factor, c.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
-    return c.divided("num_heads", width, heads)
+        raise config.wrong(factor, config.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
+    return config.divided("num_heads", width, heads)
 
 
 RUNNING = frozenset(
@@ -67,7 +68,7 @@ RUNNING = frozenset(
 
 
 def _width_factor(field: str) -> Value:
-    """Returns the writer of the width of all heads together as a multiple of the model's width."""
+    """Returns a writer for a field that is the width of all heads as a multiple of the model's width."""
     return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
 
 

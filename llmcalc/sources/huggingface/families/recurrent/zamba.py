@@ -9,10 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, Table, attention, biases, decoder, glu, layer_pattern, listed, mixed, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_pattern,
+    listed_kinds,
+    rmsnorm,
+    rope,
+    stack_of_kinds,
+)
 from ...writes import Writes
 from .hybrid import HYBRID_MODULES
-from .mamba import IGNORED, MAMBA_WRITES, NONE, of_state_space, step_rank
+from .mamba import IGNORED, MAMBA_WRITES, NONE, state_space_field, step_rank
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -33,110 +45,136 @@ ZAMBA2 = [
 ]
 
 
-def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
-    """A decoder whose hybrid layers use `blocks` shared blocks in rotation."""
-    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+def _stacked(config: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
+    """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(names) != depth:
-        raise c.wrong(
-            "layers_block_type", c.get("layers_block_type"), f"{depth} times mamba or hybrid, as num_hidden_layers says"
+        raise config.wrong(
+            "layers_block_type",
+            config.get("layers_block_type"),
+            f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
-    plain = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
+    mixer_fields = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
-    turns = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
-    kinds: dict[str, Table] = {"mamba": {"type": "block", **plain}}
+    block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
+    kinds: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     tied, layers = (
-        c.flag("tie_word_embeddings"),
-        list(turns.values()),
+        config.flag("tie_word_embeddings"),
+        list(block_of_layer.values()),
     )  # the classes tie the shared blocks and all other ties, or nothing
     for name in dict.fromkeys(layers):
-        held = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
-        kinds[name] = {"type": "zamba", **plain, "transformer": {**block, **held}}
-    which = [turns.get(i, "mamba") for i in range(depth)]
-    stack = mixed(kinds, which)
-    shared = list(dict.fromkeys(layers)) if tied else []
+        adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
+        kinds[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
+    layer_kinds = [block_of_layer.get(i, "mamba") for i in range(depth)]
+    stack = stack_of_kinds(kinds, layer_kinds)
+    shared_kinds = list(dict.fromkeys(layers)) if tied else []
     return decoder(
-        c, stack.pop("block"), norm, stack={**stack, **layer_pattern(which), "shared_layers": shared}, **model
+        config,
+        stack.pop("block"),
+        norm,
+        stack={**stack, **layer_pattern(layer_kinds), "shared_layers": shared_kinds},
+        **model,
     )
 
 
-def _attention(c: Config, position: Table | None) -> Table:
-    """Attention whose heads together have twice the width of the model, like its input."""
-    wide, heads = 2 * c.size("hidden_size"), c.size("num_attention_heads")
-    if (c.maybe("attention_hidden_size") or wide) != wide:
-        raise c.wrong("attention_hidden_size", c.get("attention_hidden_size"), f"2 × hidden_size = {wide}")
-    return attention(c, head_dim=c.maybe("attention_head_dim") or wide // heads, position=position)
+def _attention(config: Config, position: Table | None) -> Table:
+    """Returns attention whose heads together have twice the width of the model, like its input."""
+    double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
+    if (config.maybe("attention_hidden_size") or double_width) != double_width:
+        raise config.wrong(
+            "attention_hidden_size", config.get("attention_hidden_size"), f"2 × hidden_size = {double_width}"
+        )
+    return attention(config, head_dim=config.maybe("attention_head_dim") or double_width // heads, position=position)
 
 
-def _zamba(c: Config) -> Table:
-    heads, biased, inner = (
-        c.size("n_mamba_heads"),
-        c.flag("mamba_proj_bias"),
-        c.size("mamba_expand") * c.size("hidden_size"),
+def _zamba(config: Config) -> Table:
+    heads, biased, channels = (
+        config.size("n_mamba_heads"),
+        config.flag("mamba_proj_bias"),
+        config.size("mamba_expand") * config.size("hidden_size"),
     )
-    c.divided("n_mamba_heads", inner, heads)
+    config.divided("n_mamba_heads", channels, heads)
     sizes = {
-        "intermediate_size": inner,
-        "state_size": c.size("mamba_d_state"),
-        "time_step_rank": step_rank(c, "mamba_dt_rank"),
+        "intermediate_size": channels,
+        "state_size": config.size("mamba_d_state"),
+        "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
-    kernel = {"conv_kernel": c.size("mamba_d_conv"), "use_conv_bias": c.flag("mamba_conv_bias"), "use_bias": biased}
-    mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": c.choice(ACTIVATIONS, "hidden_mamba_act")}
-    period, offset = c.size("attn_layer_period"), c.count("attn_layer_offset")
-    rest = ["hybrid" if i % period == offset else "mamba" for i in range(c.size("num_hidden_layers") - len(FIRST))]
-    given = c.get("layers_block_type", "layer_types")
+    kernel = {
+        "conv_kernel": config.size("mamba_d_conv"),
+        "use_conv_bias": config.flag("mamba_conv_bias"),
+        "use_bias": biased,
+    }
+    mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act")}
+    period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
+    later_kinds = [
+        "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
+    ]
+    layer_types = config.get("layers_block_type", "layer_types")
     names = (
-        [*FIRST, *rest] if given is None else listed(c, "layers_block_type", KINDS, [""] * c.size("num_hidden_layers"))
+        [*FIRST, *later_kinds]
+        if layer_types is None
+        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
     )
-    return _stacked(c, mixer, {"attention": _attention(c, None), "feed_forward": glu(c)}, names, 1)
+    return _stacked(config, mixer, {"attention": _attention(config, None), "feed_forward": glu(config)}, names, 1)
 
 
-def _zamba2(c: Config) -> Table:
-    heads, inner, biased = (
-        c.size("n_mamba_heads"),
-        c.size("mamba_expand") * c.size("hidden_size"),
-        c.flag("add_bias_linear"),
+def _zamba2(config: Config) -> Table:
+    heads, channels, biased = (
+        config.size("n_mamba_heads"),
+        config.size("mamba_expand") * config.size("hidden_size"),
+        config.flag("add_bias_linear"),
     )
-    head_dim = c.divided("n_mamba_heads", inner, heads)
-    if c.has("mamba_headdim") and c.size("mamba_headdim") != head_dim:
-        raise c.wrong("mamba_headdim", c.get("mamba_headdim"), f"{inner} / {heads} = {head_dim}")
+    head_dim = config.divided("n_mamba_heads", channels, heads)
+    if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
+        raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
     sizes = {
         "num_heads": heads,
         "head_dim": head_dim,
-        "state_size": c.size("mamba_d_state"),
-        "n_groups": c.size("mamba_ngroups"),
+        "state_size": config.size("mamba_d_state"),
+        "n_groups": config.size("mamba_ngroups"),
     }
-    rest = {"conv_kernel": c.size("mamba_d_conv"), "chunk_size": c.size("chunk_size"), "norm": rmsnorm(1e-5)}
-    mixer = {"type": "mamba2", **sizes, **rest, "use_bias": biased, "out_bias": biased}
-    wide = 2 * c.size("hidden_size") // c.size("num_attention_heads")
-    if (c.maybe("attention_head_dim") or wide) != wide:
-        raise c.wrong(
-            "attention_head_dim", c.get("attention_head_dim"), f"2 × hidden_size / num_attention_heads = {wide}"
+    other_fields = {
+        "conv_kernel": config.size("mamba_d_conv"),
+        "chunk_size": config.size("chunk_size"),
+        "norm": rmsnorm(1e-5),
+    }
+    mixer = {"type": "mamba2", **sizes, **other_fields, "use_bias": biased, "out_bias": biased}
+    double_head_dim = 2 * config.size("hidden_size") // config.size("num_attention_heads")
+    if (config.maybe("attention_head_dim") or double_head_dim) != double_head_dim:
+        raise config.wrong(
+            "attention_head_dim",
+            config.get("attention_head_dim"),
+            f"2 × hidden_size / num_attention_heads = {double_head_dim}",
         )
-    heads_of = _attention(c, rope(c) if c.flag("use_mem_rope") else None)
-    if c.has("hybrid_layer_ids"):
-        ids = c.sizes("hybrid_layer_ids")
+    shared_attention = _attention(config, rope(config) if config.flag("use_mem_rope") else None)
+    if config.has("hybrid_layer_ids"):
+        ids = config.sizes("hybrid_layer_ids")
         if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
-            raise c.wrong("hybrid_layer_ids", ids, "ascending numbers of layers")
-    adapted = c.flag("use_shared_attention_adapter")
-    if adapted and heads_of.get("num_key_value_heads") is not None:
-        raise c.wrong(
+            raise config.wrong("hybrid_layer_ids", ids, "ascending numbers of layers")
+    has_adapters = config.flag("use_shared_attention_adapter")
+    if has_adapters and shared_attention.get("num_key_value_heads") is not None:
+        raise config.wrong(
             "num_key_value_heads",
-            c.get("num_key_value_heads"),
+            config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    network = glu(c, width=c.maybe("intermediate_size") or 4 * c.size("hidden_size"))
+    network = glu(config, width=config.maybe("intermediate_size") or 4 * config.size("hidden_size"))
     network |= biases(biased, "gate_bias", "up_bias", "down_bias")
     block: Table = {
-        "attention": heads_of,
+        "attention": shared_attention,
         "feed_forward": network,
-        "adapter_rank": c.size("adapter_rank"),
-        "attention_adapters": adapted,
+        "adapter_rank": config.size("adapter_rank"),
+        "attention_adapters": has_adapters,
     }
-    given: Any = c.get("layers_block_type", "layer_types")
-    names = ZAMBA2 if given is None else listed(c, "layers_block_type", KINDS, [""] * c.size("num_hidden_layers"))
-    long = {"max_position_embeddings": 16384} if c.flag("use_long_context") else {}
-    return _stacked(c, mixer, block, names, c.size("num_mem_blocks"), **long)
+    layer_types: Any = config.get("layers_block_type", "layer_types")
+    names = (
+        ZAMBA2
+        if layer_types is None
+        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.size("num_hidden_layers"))
+    )
+    long = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
+    return _stacked(config, mixer, block, names, config.size("num_mem_blocks"), **long)
 
 
 COMMON: Table = {
@@ -180,23 +218,23 @@ OTHER = IGNORED | {
 }
 
 
-def _hybrids(s: Facts) -> list[str]:
-    """The kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in s.layers]
+def _hybrids(facts: Facts) -> list[str]:
+    """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in facts.layers]
 
 
-def _transformer(s: Facts) -> Any:
-    return s.named("transformer")
+def _transformer(facts: Facts) -> Any:
+    return facts.named("transformer")
 
 
-def _shared_blocks(s: Facts) -> int:
-    return max(1, len({name for name in s.first.layer_names() if hasattr(s.first.layer(name), "transformer")}))
+def _shared_blocks(facts: Facts) -> int:
+    return max(1, len({name for name in facts.first.layer_names() if hasattr(facts.first.layer(name), "transformer")}))
 
 
 ZAMBA_WRITES: Writes = {
     **MAMBA_WRITES,
     "layers_block_type": _hybrids,
-    "n_mamba_heads": of_state_space("num_heads"),
+    "n_mamba_heads": state_space_field("num_heads"),
     "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
     "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,
 }
@@ -232,8 +270,8 @@ FAMILIES = {
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,
-            "hidden_mamba_act": of_state_space("hidden_act"),
-            "mamba_dt_rank": of_state_space("time_step_rank"),
+            "hidden_mamba_act": state_space_field("hidden_act"),
+            "mamba_dt_rank": state_space_field("time_step_rank"),
         },
         spelled_as_read=True,
         modules={
@@ -266,8 +304,8 @@ FAMILIES = {
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,
-            "mamba_ngroups": of_state_space("n_groups"),
-            "add_bias_linear": of_state_space("use_bias"),
+            "mamba_ngroups": state_space_field("n_groups"),
+            "add_bias_linear": state_space_field("use_bias"),
             "num_mem_blocks": _shared_blocks,
             "use_mem_rope": lambda s: _transformer(s).attention.position is not None,
             "use_shared_attention_adapter": lambda s: _transformer(s).attention_adapters,

@@ -1,5 +1,6 @@
-"""Encoder-decoders of fairseq: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp,
-fsmt.
+"""Encoder-decoders of fairseq.
+
+bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp, fsmt.
 
 They differ in positions (learned, or sinusoidal with or without a table in the checkpoint), in the placement of norms
 in a layer and in the norms around a stack.
@@ -15,7 +16,7 @@ from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
 from ...family import LOOKS_FOR_THE_END, Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
@@ -24,127 +25,149 @@ if TYPE_CHECKING:
 Side = Literal["encoder", "decoder"]
 
 
-def _bart(c: Config) -> Table:
-    return bart_like(c, "post", embedding_norm=True, position=learned_positions(c, 2))
+def _bart(config: Config) -> Table:
+    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config, 2))
 
 
-def _mvp(c: Config) -> Table:
-    """MVP without the learned prompts of each layer."""
-    c.must("use_prompt", False)
-    return _bart(c)
+def _mvp(config: Config) -> Table:
+    """Reads MVP without the learned prompts of each layer."""
+    config.must("use_prompt", False)
+    return _bart(config)
 
 
-def _mbart(c: Config) -> Table:
-    return bart_like(c, "pre", embedding_norm=True, position=learned_positions(c, 2))
+def _mbart(config: Config) -> Table:
+    return bart_like(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
 
 
-def _m2m_100(c: Config) -> Table:
-    return bart_like(c, "pre", position={"type": "sinusoidal"})
+def _m2m_100(config: Config) -> Table:
+    return bart_like(config, "pre", position={"type": "sinusoidal"})
 
 
-def _marian(c: Config) -> Table:
-    """Marian: its sinusoidal positions are a frozen table in the checkpoint."""
-    written, shared = c.maybe("decoder_vocab_size") or c.size("vocab_size"), c.flag("share_encoder_decoder_embeddings")
-    table = bart_like(c, "post", position=learned_positions(c))
-    if written == c.size("vocab_size") and (shared or "encoder" not in table):
+def _marian(config: Config) -> Table:
+    """Reads Marian: its sinusoidal positions are a frozen table in the checkpoint."""
+    decoder_vocab, shares_embeddings = (
+        config.maybe("decoder_vocab_size") or config.size("vocab_size"),
+        config.flag("share_encoder_decoder_embeddings"),
+    )
+    table = bart_like(config, "post", position=learned_positions(config))
+    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in table):
         return table
     if "encoder" not in table:
-        raise c.wrong(
+        raise config.wrong(
             "decoder_vocab_size",
-            written,
-            f"vocab_size ({c.size('vocab_size')}), the size of the decoder's head",
+            decoder_vocab,
+            f"vocab_size ({config.size('vocab_size')}), the size of the decoder's head",
         )
-    if shared:
-        raise c.wrong(
+    if shares_embeddings:
+        raise config.wrong(
             "decoder_vocab_size",
-            written,
-            f"vocab_size ({c.size('vocab_size')}), since encoder and decoder share an embedding",
+            decoder_vocab,
+            f"vocab_size ({config.size('vocab_size')}), since encoder and decoder share an embedding",
         )
     table.pop("unused_embedding", None)
-    return {**table, "vocab_size": written, "encoder": {**table["encoder"], "vocab_size": c.size("vocab_size")}}
+    return {
+        **table,
+        "vocab_size": decoder_vocab,
+        "encoder": {**table["encoder"], "vocab_size": config.size("vocab_size")},
+    }
 
 
-def _pegasus(c: Config) -> Table:
-    return bart_like(c, "pre", position=learned_positions(c))
+def _pegasus(config: Config) -> Table:
+    return bart_like(config, "pre", position=learned_positions(config))
 
 
-def _blenderbot_small(c: Config) -> Table:
-    return bart_like(c, "post", embedding_norm=True, position=learned_positions(c))
+def _blenderbot_small(config: Config) -> Table:
+    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config))
 
 
-def _fsmt(c: Config) -> Table:
-    """FSMT: one vocabulary per language, and sinusoidal positions as a frozen table. Its bare class has the head."""
-    reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
-    if not is_whole(padding) or not 0 <= padding < min(64, reads):
-        raise c.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
-    if architecture(c).endswith("ForCausalLM"):
-        raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")
-    table = bart_like(c, "post", position=learned_positions(c, padding + 1))
+def _fsmt(config: Config) -> Table:
+    """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
+    source_vocab, padding = config.size("src_vocab_size"), config.get("pad_token_id")
+    if not is_whole(padding) or not 0 <= padding < min(64, source_vocab):
+        raise config.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
+    if architecture(config).endswith("ForCausalLM"):
+        raise config.wrong("architectures", architecture(config), "FSMTForConditionalGeneration")
+    table = bart_like(config, "post", position=learned_positions(config, padding + 1))
     if "encoder" not in table:
-        raise c.wrong(
-            "architectures", c.data.get("architectures"), "a class of both stacks: FSMT has none for its decoder alone"
+        raise config.wrong(
+            "architectures",
+            config.data.get("architectures"),
+            "a class of both stacks: FSMT has none for its decoder alone",
         )
     if not table["tie_word_embeddings"]:
         table.pop("unused_embedding")
-        table["encoder"]["vocab_size"] = reads
-    elif reads != c.size("vocab_size"):
-        raise c.wrong(
-            "src_vocab_size", reads, f"tgt_vocab_size ({c.size('vocab_size')}), with which it shares an embedding"
+        table["encoder"]["vocab_size"] = source_vocab
+    elif source_vocab != config.size("vocab_size"):
+        raise config.wrong(
+            "src_vocab_size",
+            source_vocab,
+            f"tgt_vocab_size ({config.size('vocab_size')}), with which it shares an embedding",
         )
     return {**table, "head": {"type": "lm"}}
 
 
 def bart_like(
-    c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
+    config: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
 ) -> Table:
-    """Both stacks, with biases everywhere. Pre-norm stacks end in a norm.
+    """Returns both stacks, with biases everywhere. Pre-norm stacks end in a norm.
 
     sides: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name, alone, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
+    name, decoder_only, tied = (
+        architecture(config),
+        architecture(config).endswith("ForCausalLM"),
+        config.flag("tie_word_embeddings"),
+    )
     if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
-        raise c.wrong("architectures", name, f"an encoder-decoder of {c.model_type}, or its decoder (ForCausalLM)")
-    if not alone:
-        c.must("is_encoder_decoder", True)
-    c.asked.add("is_encoder_decoder")
+        raise config.wrong(
+            "architectures", name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
+        )
+    if not decoder_only:
+        config.must("is_encoder_decoder", True)
+    config.fields_read.add("is_encoder_decoder")
     table: Table = {
-        "vocab_size": c.size("vocab_size"),
-        "hidden_size": c.size("hidden_size"),
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": tied,
     }
     if position["type"] == "sinusoidal":
-        table["max_position_embeddings"] = c.size("max_position_embeddings")
+        table["max_position_embeddings"] = config.size("max_position_embeddings")
     context: Table = {"position": position}
     if embedding_norm:
         context["embedding_norm"] = layernorm()
     if placement == "pre":
         context["final_norm"] = layernorm()
     for side in ("encoder", "decoder"):
-        depth = c.size("num_hidden_layers") if side == "encoder" else c.size("decoder_layers")
-        table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **context, **sides.get(side, {})}
-    if alone:
+        depth = config.size("num_hidden_layers") if side == "encoder" else config.size("decoder_layers")
+        table[side] = {
+            "num_hidden_layers": depth,
+            "block": block(config, side, placement),
+            **context,
+            **sides.get(side, {}),
+        }
+    if decoder_only:
         del table["encoder"]
         table["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not tied and "stem" not in table["encoder"]:
-        table["encoder"]["vocab_size"] = c.size("vocab_size")
+        table["encoder"]["vocab_size"] = config.size("vocab_size")
         table["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**table, "head": headed(c, None, score)}
+    return {**table, "head": head_table(config, None, score)}
 
 
-def block(c: Config, side: Side, placement: str) -> Table:
-    heads = c.size("num_attention_heads") if side == "encoder" else c.size("decoder_attention_heads")
-    c.divided(f"{side}_attention_heads", c.size("hidden_size"), heads)
+def block(config: Config, side: Side, placement: str) -> Table:
+    heads = config.size("num_attention_heads") if side == "encoder" else config.size("decoder_attention_heads")
+    config.divided(f"{side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
     table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
-    table["feed_forward"] = mlp(c.size(f"{side}_ffn_dim"), c.choice(ACTIVATIONS, "activation_function"))
+    table["feed_forward"] = mlp(config.size(f"{side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     return {**table, "cross_attention": attention} if side == "decoder" else table
 
 
-def learned_positions(c: Config, offset: int = 0) -> Table:
-    return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings"), "offset": offset}
+def learned_positions(config: Config, offset: int = 0) -> Table:
+    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
 
 
 COMMON: dict[str, Any] = {
@@ -176,13 +199,13 @@ IGNORED = frozenset(
 )
 
 
-def _side(s: Facts, side: str, field: str) -> Any:
-    block = present(getattr(s.spec, side)).block
+def _side(facts: Facts, side: str, field: str) -> Any:
+    block = present(getattr(facts.spec, side)).block
     return getattr(block, field)
 
 
-def _width(s: Facts, side: str) -> int:
-    network = _side(s, side, "feed_forward")
+def _width(facts: Facts, side: str) -> int:
+    network = _side(facts, side, "feed_forward")
     width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
     return width
 

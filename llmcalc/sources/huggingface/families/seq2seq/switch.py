@@ -20,57 +20,65 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _switch(c: Config) -> Table:
-    """Switch Transformers: every token reaches its expert, however many choose the same one.
+def _switch(config: Config) -> Table:
+    """Reads Switch Transformers: every token reaches its expert, regardless of the expert's load.
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
-    c.must("tie_word_embeddings", True)
-    c.size("expert_capacity")
-    dense = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, "dense_act_fn")}
-    experts = moe(c.size("num_experts"), 1, dense, router=biases(c.flag("router_bias"), "bias"))
-    spread = {
-        "encoder": c.size("num_layers"),
-        "decoder": t5.decoder_depth(c),
+    config.must("tie_word_embeddings", True)
+    config.size("expert_capacity")
+    dense = {
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
+    }
+    experts = moe(config.size("num_experts"), 1, dense, router=biases(config.flag("router_bias"), "bias"))
+    sparse_depths = {
+        "encoder": config.size("num_layers"),
+        "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
-    for side, step in {side: _step(c, side, depth) for side, depth in spread.items()}.items():
+    table = t5.t5_like(config, t5.t5_block(config, dense), t5.shared_bias(config))
+    for side, step in {side: _step(config, side, depth) for side, depth in sparse_depths.items()}.items():
         if side in table:
-            table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
+            table[side] |= _sparse_stack(
+                [_has_experts(i, step) for i in range(table[side]["num_hidden_layers"])], experts
+            )
     return table
 
 
-def _step(c: Config, side: str, depth: int) -> int:
-    """The interval of layers with experts: the config's number of such layers, spread evenly."""
-    sparse = c.count(f"num_sparse_{side}_layers")
-    if c.has(f"{side}_sparse_step"):
-        return c.count(f"{side}_sparse_step")
+def _step(config: Config, side: str, depth: int) -> int:
+    """Returns the interval of layers with experts: the config's number of such layers, spread evenly."""
+    sparse = config.count(f"num_sparse_{side}_layers")
+    if config.has(f"{side}_sparse_step"):
+        return config.count(f"{side}_sparse_step")
     return depth // sparse if sparse else depth
 
 
-def _switches(i: int, step: int) -> bool:
+def _has_experts(i: int, step: int) -> bool:
     return step > 0 and (i % step == 1 or step == 1)
 
 
-def _nllb_moe(c: Config) -> Table:
-    table = bart.bart_like(c, "pre", {"type": "sinusoidal"})
-    act = c.choice(ACTIVATIONS, "activation_function")
+def _nllb_moe(config: Config) -> Table:
+    table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
+    act = config.choice(ACTIVATIONS, "activation_function")
     for side in (side for side in ("encoder", "decoder") if side in table):
-        step, depth = c.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
+        step, depth = config.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
         experts = moe(
-            c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router=biases(c.flag("router_bias"), "bias")
+            config.size("num_experts"),
+            2,
+            mlp(config.size(f"{side}_ffn_dim"), act),
+            router=biases(config.flag("router_bias"), "bias"),
         )
-        table[side] |= _some_sparse([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
+        table[side] |= _sparse_stack([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
     return table
 
 
-def _some_sparse(sparse: list[bool], experts: Table) -> Table:
-    """The fields of a stack whose layers have experts as in `sparse`."""
+def _sparse_stack(sparse: list[bool], experts: Table) -> Table:
+    """Returns the fields of a stack in which the layers marked in `sparse` have experts."""
     if not any(sparse):
         return {}
     return {
         "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if s else "block" for s in sparse]),
+        **layer_pattern(["sparse" if facts else "block" for facts in sparse]),
     }
 
 
@@ -96,16 +104,16 @@ OF_EXPERTS = frozenset(
 )
 
 
-def _sparse(s: Facts, side: str) -> list[int]:
-    """The indices of the layers of a side that have experts."""
-    stack = present(getattr(s.spec, side))
+def _sparse(facts: Facts, side: str) -> list[int]:
+    """Returns the indices of the layers of a side that have experts."""
+    stack = present(getattr(facts.spec, side))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
-def _sparse_step(s: Facts, side: str) -> int:
-    """The interval of layers with experts."""
-    found = _sparse(s, side)
-    return found[0] + 1 if found else 0
+def _sparse_step(facts: Facts, side: str) -> int:
+    """Returns the interval of layers with experts."""
+    sparse_layers = _sparse(facts, side)
+    return sparse_layers[0] + 1 if sparse_layers else 0
 
 
 EVERY_EXPERT = Deviation(

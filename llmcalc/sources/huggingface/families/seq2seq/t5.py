@@ -14,95 +14,102 @@ from .....workload.rows import LOGITS
 from ...absent import present
 from ...config import Config
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
-from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
+from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, rmsnorm
 from ...writes import Writes
 
 
-def _t5(c: Config) -> Table:
-    return t5_like(c, t5_block(c), shared_bias(c))
+def _t5(config: Config) -> Table:
+    return t5_like(config, t5_block(config), shared_bias(config))
 
 
-def _umt5(c: Config) -> Table:
-    block = t5_block(c)
-    buckets = {k: v for k, v in shared_bias(c)["relative_bias"].items() if k != "num_attention_heads"}
+def _umt5(config: Config) -> Table:
+    block = t5_block(config)
+    buckets = {k: v for k, v in shared_bias(config)["relative_bias"].items() if k != "num_attention_heads"}
     block["attention"] |= {"position": {"type": "relative_bias", **buckets}}
-    return t5_like(c, block, {})
+    return t5_like(config, block, {})
 
 
-def _longt5(c: Config) -> Table:
-    """LongT5: the decoder is T5's. An encoder with block summaries has a second relative position bias for them."""
-    block = t5_block(c)
-    summing = c.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    near = {"type": "local", **block["attention"], "local_radius": c.size("local_radius")}
-    near |= {"global_block_size": c.size("global_block_size"), "global_norm": block["norm"]} if summing else {}
-    table = t5_like(c, {**block, "attention": near}, shared_bias(c), block)
-    if summing:
+def _longt5(config: Config) -> Table:
+    """Reads LongT5: T5's decoder. An encoder with block sums has a second relative position bias for them."""
+    block = t5_block(config)
+    has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
+    local_attention = {"type": "local", **block["attention"], "local_radius": config.size("local_radius")}
+    local_attention |= (
+        {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
+    )
+    table = t5_like(config, {**block, "attention": local_attention}, shared_bias(config), block)
+    if has_block_sums:
         table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
     return table
 
 
-def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """An encoder and a decoder of the same kind of layer, or the encoder alone, depending on the architecture.
+def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+    """Returns an encoder and a decoder of the same kind of layer, or only the encoder, by the architecture.
 
     stack: fields of both stacks.
     """
-    layers, norm = c.size("num_hidden_layers"), rmsnorm(c.number("layer_norm_epsilon"))
-    deep = decoder_depth(c)
+    layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"))
+    depth_of_decoder = decoder_depth(config)
     table: Table = {
-        "vocab_size": c.size("vocab_size"),
-        "hidden_size": c.size("hidden_size"),
-        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
-    if c.maybe("n_positions") is not None:
-        table["max_position_embeddings"] = c.size("n_positions")
+    if config.maybe("n_positions") is not None:
+        table["max_position_embeddings"] = config.size("n_positions")
     table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
-    name = architecture(c)
+    name = architecture(config)
     if name.endswith(("EncoderModel", "ForTokenClassification")):
-        return {**table, "head": headed(c)}
-    crossing = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
-    decoder = {**(decoder_block or block), "cross_attention": crossing}
-    table["decoder"] = {"num_hidden_layers": deep, "block": decoder, "final_norm": norm, **stack}
-    return {**table, "head": headed(c, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(c))}
+        return {**table, "head": head_table(config)}
+    cross_attention = {"num_attention_heads": config.size("num_attention_heads"), "head_dim": config.size("head_dim")}
+    decoder = {**(decoder_block or block), "cross_attention": cross_attention}
+    table["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
+    return {
+        **table,
+        "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(config)),
+    }
 
 
-def decoder_depth(c: Config) -> int:
-    """`num_decoder_layers`, else `num_layers`.
+def decoder_depth(config: Config) -> int:
+    """Returns the decoder's depth: `num_decoder_layers`, else `num_layers`.
 
     These classes use `num_layers` before its alias num_hidden_layers replaces it.
     """
-    return c.maybe("num_decoder_layers") or c.size("num_layers")
+    return config.maybe("num_decoder_layers") or config.size("num_layers")
 
 
-def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
-    """A pre-norm RMSNorm layer without biases."""
-    attention = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
-    norm = rmsnorm(c.number("layer_norm_epsilon"))
+def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
+    """Returns a pre-norm RMSNorm layer without biases."""
+    attention = {"num_attention_heads": config.size("num_attention_heads"), "head_dim": config.size("head_dim")}
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
     return {
         "attention": attention,
-        "feed_forward": feed_forward or t5_feed_forward(c),
+        "feed_forward": feed_forward or t5_feed_forward(config),
         "norm": norm,
         "norm_placement": "pre",
     }
 
 
-def t5_feed_forward(c: Config) -> Table:
-    """The FFN that `relu` or `gated-gelu` names: an activation, with a second projection as the gate after `gated-`.
+def t5_feed_forward(config: Config) -> Table:
+    """Returns the FFN that `feed_forward_proj` names, such as `relu` or `gated-gelu`; `gated-` adds a gate.
 
     is_gated_act, if given, overrides the prefix.
     """
-    name = c.text("feed_forward_proj")
+    name = config.text("feed_forward_proj")
     kind, _, act = name.rpartition("-")
     if kind not in ("", "gated") or act not in ACTIVATIONS:
-        raise c.wrong("feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)")
-    ours = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[act]
-    gated = c.flag("is_gated_act") if c.has("is_gated_act") else kind == "gated"
-    return {"intermediate_size": c.size("intermediate_size"), "hidden_act": ours, "gated": gated}
+        raise config.wrong(
+            "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
+        )
+    activation = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[act]
+    gated = config.flag("is_gated_act") if config.has("is_gated_act") else kind == "gated"
+    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": gated}
 
 
-def shared_bias(c: Config) -> Table:
-    """The relative position bias in the first layer, shared by all layers."""
+def shared_bias(config: Config) -> Table:
+    """Returns the relative position bias in the first layer, shared by all layers."""
     names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {name: c.size(name) for name in names}}
+    return {"relative_bias": {name: config.size(name) for name in names}}
 
 
 T5: dict[str, Any] = {

@@ -13,11 +13,11 @@ from ...writes import UNPADDED
 from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
 
 
-def _whisper(c: Config) -> Table:
-    heard = {"type": "learned", "max_position_embeddings": c.size("max_source_positions")}
-    stem = {"num_mel_bins": c.size("num_mel_bins"), "max_source_positions": c.size("max_source_positions")}
-    said = {"type": "learned", "max_position_embeddings": c.size("max_target_positions")}
-    table = bart_like(c, "pre", said, encoder={"stem": stem, "position": heard})
+def _whisper(config: Config) -> Table:
+    encoder_position = {"type": "learned", "max_position_embeddings": config.size("max_source_positions")}
+    stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
+    decoder_position = {"type": "learned", "max_position_embeddings": config.size("max_target_positions")}
+    table = bart_like(config, "pre", decoder_position, encoder={"stem": stem, "position": encoder_position})
     for side, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
         if side in table:
             attention = table[side]["block"][name]

@@ -1,0 +1,115 @@
+"""Maps a spec field back to config fields, by tracking the origin of every number in the config.
+
+An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
+names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...errors import InputError
+from .config import IRRELEVANT
+from .heads import head_of
+from .registry import config_of, family_of, text_of
+
+
+class TrackedInt(int):
+    """An integer that carries the names of the config fields it was calculated from."""
+
+    fields: frozenset[str]
+
+    def __repr__(self) -> str:
+        return int.__repr__(self)
+
+
+class TrackedFloat(float):
+    """A float that carries the names of its config fields; `math.floor` of it carries them too."""
+
+    fields: frozenset[str]
+
+    def __floor__(self) -> Any:
+        return _with_fields(float.__floor__(self), self.fields)
+
+
+def _with_fields(value: Any, fields: frozenset[str]) -> Any:
+    """Returns a number that carries these field names; any other value is unchanged."""
+    if type(value) not in (int, float):
+        return value
+    tracked: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
+    tracked.fields = fields
+    return tracked
+
+
+def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
+    def calculate(self: Any, operand: Any) -> Any:
+        value = getattr(cls, name)(self, operand)
+        if value is NotImplemented and isinstance(operand, float):
+            value = getattr(float, name)(float(self), operand)
+        return _with_fields(value, self.fields | getattr(operand, "fields", frozenset()))
+
+    return calculate
+
+
+for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+        for _side in ("", "r"):
+            setattr(_tracked_type, f"__{_side}{_name}__", _calculated(_plain, f"__{_side}{_name}__"))
+
+
+def fields_behind(config: Mapping[str, Any], message: str) -> str:
+    """Returns ` (…)` with the config fields from which the spec fields in a message were computed.
+
+    Empty if the names are the same.
+    """
+    try:
+        prefix, text_config, kind = text_of(config)
+        family = family_of(kind, prefix)
+        if family.read is None:
+            return ""
+        tracked_config = {
+            name: value if name in IRRELEVANT else _tracked(value, name) for name, value in text_config.items()
+        }
+        description = family.read(config_of(tracked_config, kind, family, head_of(config), prefix))
+    except InputError:  # a .toml may have another value under that name
+        return ""
+    paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
+    named_fields = {path.rpartition(".")[2] for path in paths}
+    origin_fields = {field for number in _numbers_below(description, named_fields) for field in number.fields}
+    config_paths = [
+        path
+        for path in _field_paths(text_config)
+        if path in origin_fields and path.rpartition(".")[2] not in named_fields
+    ]
+    return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
+
+
+def _tracked(value: Any, path: str) -> Any:
+    """Returns a config value whose numbers carry their path in the config."""
+    if isinstance(value, dict):
+        return {name: _tracked(element, f"{path}.{name}") for name, element in value.items()}
+    if isinstance(value, list):
+        return [_tracked(item, path) for item in value]
+    return _with_fields(value, frozenset({path}))
+
+
+def _numbers_below(table: Any, names: set[str], inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
+    """Yields the numbers below any of the names in a description."""
+    if isinstance(table, dict):
+        for name, value in table.items():
+            yield from _numbers_below(value, names, name in names and not isinstance(value, dict))
+    elif isinstance(table, list | tuple):
+        for value in table:
+            yield from _numbers_below(value, names, inside)
+    elif inside and isinstance(table, TrackedInt | TrackedFloat):
+        yield table
+
+
+def _field_paths(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields every field's path, nested tables included, in the order of the file."""
+    for name, value in config.items():
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}.{path}" for path in _field_paths(value))
