@@ -219,11 +219,11 @@ def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) 
     else:
         output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
     saved = [tensor.unpack() for tensor in node.saved] if node.saved else ()
-    needs = [edge is not None for edge in node.edges]
-    outs = list(node.backward(output_gradients, needs, *saved))
+    needs_input_grad = [edge is not None for edge in node.edges]
+    outs = list(node.backward(output_gradients, needs_input_grad, *saved))
     del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
-        if not needs[i]:
+        if not needs_input_grad[i]:
             outs[i] = None
             continue
         gradient = outs[i]

@@ -205,8 +205,8 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
 
     within = graph.autocast
 
-    def back(gradient: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
-        detached = [_alias(tensor, need) for tensor, need in zip(saved, needs, strict=True)]
+    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
         autocast, casts = graph.autocast, graph.casts
@@ -215,11 +215,13 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
         graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
         graph.enabled, graph.meter.place = enabled, place
-        return [tensor.grad if need else None for tensor, need in zip(detached, needs, strict=True)]
+        return [
+            tensor.grad if needs_grad else None for tensor, needs_grad in zip(detached, needs_input_grad, strict=True)
+        ]
 
     with graph.no_grad():
         out = run(arguments)
-    result = record(graph, "checkpoint", arguments, out, back, *arguments)
+    result = record(graph, "checkpoint", arguments, out, reentrant_backward, *arguments)
     assert result.node is not None
     result.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
     return result

@@ -188,10 +188,10 @@ def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = No
 Gradient: TypeAlias = Tensor | None
 Needs: TypeAlias = Sequence[bool]
 Backward: TypeAlias = Callable[..., Sequence[Gradient]]
-"""backward(gradient, needs, *saved) → a gradient per input.
+"""backward(gradient, needs_input_grad, *saved) → a gradient per input.
 
 gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
-needs: for each input, whether its gradient is wanted.
+needs_input_grad: for each input, whether its gradient is wanted.
 """
 
 

@@ -299,7 +299,7 @@ class Group:
                 return x
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._passed_on)
 
-    def _passed_on(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _passed_on(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         self.post_backward()
         return [gradient]
 

@@ -35,7 +35,7 @@ def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
     outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
 
-    def back(chunk: Chunk) -> None:
+    def run_backward(chunk: Chunk) -> None:
         gradient = None if chunk.last else run.receive_gradient()
         x, output = inputs[chunk.number].pop(0), outputs[chunk.number].pop(0)
         run.backward(x, output, gradient)
@@ -50,7 +50,7 @@ def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
             output.free()
             del x, output
             if chunk is last:
-                back(chunk)
+                run_backward(chunk)
     for chunk in reversed(run.chunks):
         while outputs[chunk.number]:
-            back(chunk)
+            run_backward(chunk)

@@ -403,7 +403,7 @@ class RankRun:
         masked = graph.new(shape, FLOAT32)
         out = graph.new((1,), FLOAT32)
         del masked
-        node = Node(graph, "sum", (losses,), lambda g, needs: [graph.new(shape, FLOAT32)])
+        node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
         out.node = node
         return out
 
@@ -432,7 +432,7 @@ class RankRun:
         x = self._new_hidden()
         tensor_reference = ref(x)
 
-        def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def arrived(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             tensor = tensor_reference()
             if tensor is not None:
                 tensor.grad = g

@@ -26,7 +26,11 @@ class Elementwise(Views):
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
         return record(
-            self.graph, "sub", (a, b), self.like(a, b), lambda g, needs: (g, self.like(g) if needs[1] else None)
+            self.graph,
+            "sub",
+            (a, b),
+            self.like(a, b),
+            lambda g, needs_input_grad: (g, self.like(g) if needs_input_grad[1] else None),
         )
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
@@ -45,22 +49,22 @@ class Elementwise(Views):
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         saves = saved_factors(a, b)
 
-        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return (
-                self.like(g, saved[0]) if needs[0] else None,
-                self.like(g, saved[-1]) if needs[1] else None,
+                self.like(g, saved[0]) if needs_input_grad[0] else None,
+                self.like(g, saved[-1]) if needs_input_grad[1] else None,
             )
 
-        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), back, *saves)
+        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
         saves = (b, a) if b.needs_grad else (b,)
 
-        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            of_b = self._of_divisor(g, *saved) if needs[1] else None
-            return self.like(g, saved[0]) if needs[0] else None, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            of_b = self._of_divisor(g, *saved) if needs_input_grad[1] else None
+            return self.like(g, saved[0]) if needs_input_grad[0] else None, of_b
 
-        return record(self.graph, "div", (a, b), lambda: self.like(a, b), back, *saves)
+        return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 
     def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """−g · ((a / b) / b)."""
@@ -69,54 +73,54 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
             doubled = self.like(power)
             return (self.like(g, doubled),)
 
-        return record(self.graph, "pow", (x,), lambda: self.like(x), back, x)
+        return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)
 
     def rsqrt(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             scaled, power = self.like(g), self.like(out)
             return (self.like(scaled, power),)
 
-        return record(self.graph, "rsqrt", (x,), out, back, out)
+        return record(self.graph, "rsqrt", (x,), out, backward, out)
 
     def sqrt(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             doubled = self.like(out)
             return (self.like(g, doubled),)
 
-        return record(self.graph, "sqrt", (x,), out, back, out)
+        return record(self.graph, "sqrt", (x,), out, backward, out)
 
     def expm1(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             slope = self.like(out)
             return (self.like(g, slope),)
 
-        return record(self.graph, "expm1", (x,), out, back, out)
+        return record(self.graph, "expm1", (x,), out, backward, out)
 
     def clamp(self, x: Tensor) -> Tensor:
         """x, but at least a number."""
 
-        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             above = self.compare(x)
             return (self._chosen(g, above),)
 
-        return record(self.graph, "clamp", (x,), lambda: self.like(x), back, x)
+        return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        def back(g: Tensor, needs: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
-            return tuple(self._of_smaller(g, a, b) if need else None for need in needs)
+        def backward(g: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(self._of_smaller(g, a, b) if needs_grad else None for needs_grad in needs_input_grad)
 
-        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), back, a, b)
+        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
     def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
@@ -154,15 +158,15 @@ class Elementwise(Views):
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        def back(g: Tensor, needs: Needs, condition: Tensor) -> Sequence[Gradient]:
-            return tuple(self._chosen(g, condition) if need else None for need in needs)
+        def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
+            return tuple(self._chosen(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
 
         return record(
             self.graph,
             "where",
             (a, b),
             lambda: self.like(condition, a, b, dtype=result_type(a, b)),
-            back,
+            backward,
             condition,
         )
 
@@ -190,10 +194,10 @@ class Elementwise(Views):
         out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
         axis = axis % len(before)
 
-        def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
             return (self.expand(g if keep else self.unsqueeze(g, axis), before),)
 
-        return record(self.graph, "sum", (x,), out, back)
+        return record(self.graph, "sum", (x,), out, backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Over the last axis."""

@@ -42,13 +42,14 @@ class LookUps(Products):
         """x with other elements at these indices of the last axis: those of `source`, or a constant."""
         shapes = x.shape, index.shape
 
-        def back(g: Tensor, needs: Needs, _: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)
+                self.graph.new(shape, g.dtype) if needs_grad else None
+                for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
         ins = (x,) if source is None else (x, source)
-        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), back, index)
+        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Rows of x, by indices of any number of axes."""

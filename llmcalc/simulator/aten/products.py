@@ -20,12 +20,12 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[1] else None
-            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[0] else None, of_b)
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
+            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, of_b)
 
         return record(
-            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), back, *saves
+            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), backward, *saves
         )
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -33,17 +33,17 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[1] else None
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[2] else None
-            return g if needs[0] else None, of_a, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[1] else None
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
+            return g if needs_input_grad[0] else None, of_a, of_b
 
         return record(
             self.graph,
             "addmm",
             (bias, a, b),
             lambda: self.graph.made("addmm", (a.shape[0], b.shape[1]), a.dtype),
-            back,
+            backward,
             *saves,
         )
 
@@ -104,13 +104,18 @@ class Products(Elementwise):
         ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
         strides = (ins * outs, 1, ins) if ordered else None
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
-            return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
+            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b
 
         row_count = shapes[0][0], outs
         return record(
-            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", row_count, a.dtype), back, *saves
+            self.graph,
+            "grouped_mm",
+            (a, b),
+            lambda: self.graph.made("grouped_mm", row_count, a.dtype),
+            backward,
+            *saves,
         )
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
@@ -118,25 +123,29 @@ class Products(Elementwise):
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype) if needs[1] else None
-            return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
+            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
-        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
+        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), backward, *saves)
 
     def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, r, k] times [n, k, c]."""
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], g.dtype) if needs[1] else None
-            return g if needs[0] else None, of_a, self.graph.new(shapes[1], g.dtype) if needs[2] else None
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], g.dtype) if needs_input_grad[1] else None
+            return (
+                g if needs_input_grad[0] else None,
+                of_a,
+                self.graph.new(shapes[1], g.dtype) if needs_input_grad[2] else None,
+            )
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(
-            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), back, *saves
+            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), backward, *saves
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
@@ -161,11 +170,14 @@ class Products(Elementwise):
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
         shapes = [tensor.shape for tensor in ins]
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            return [
+                self.graph.new(shape, g.dtype) if needs_grad else None
+                for shape, needs_grad in zip(shapes, needs_input_grad, strict=True)
+            ]
 
         return record(
-            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), back, x, weight
+            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), backward, x, weight
         )
 
 

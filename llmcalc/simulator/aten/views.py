@@ -32,10 +32,10 @@ class Views:
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, back: Backward) -> Tensor:
+    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, backward: Backward) -> Tensor:
         view, graph = x.view(shape, strides), self.graph
         if graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(graph, name, (x,), back)
+            view.node = Node(graph, name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
@@ -79,9 +79,9 @@ class Views:
 
     def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
         """The axes in another order."""
-        back = [order.index(axis) for axis in range(len(order))]
+        inverse_order = [order.index(axis) for axis in range(len(order))]
         shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
-        return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, back),))
+        return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, inverse_order),))
 
     def unsqueeze(self, x: Tensor, axis: int) -> Tensor:
         axis = axis % (len(x.shape) + 1)
@@ -204,15 +204,15 @@ class Views:
         """base after x was written into a part of it; base itself may not be used any more (`CopySlices`)."""
         shape, strides, part = base.shape, base.strides, x.shape
 
-        def back(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             whole = self.graph.new(shape, g.dtype, strides)
             gradient = self.graph.new(part, g.dtype)
-            rest = self.like(gradient) if needs[0] else None
+            rest = self.like(gradient) if needs_input_grad[0] else None
             del rest
-            return (whole if needs[0] else None, gradient)
+            return (whole if needs_input_grad[0] else None, gradient)
 
         result = Tensor(shape, base.dtype, base.storage, strides)
-        return record(self.graph, "CopySlices", (base, x), result, back)
+        return record(self.graph, "CopySlices", (base, x), result, backward)
 
     def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""

@@ -105,10 +105,10 @@ class RingAttention(Eager):
         out, *others = outputs
         del outputs
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return kernels.backward(g, *saved[:5])
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, *others)
+        return record(graph, name, (q, k, v), out, backward, q, k, v, out, *others)
 
 
 class Rotater:

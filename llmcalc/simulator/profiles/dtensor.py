@@ -261,10 +261,10 @@ class Divided(Eager):
         self.entered[-1].append((id(value), x, inside))
         self.bind(value, inside)
 
-    def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
+    def _as_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
         """The input of a module's products as a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
-        recorded = record(self.graph, ENTERED, [x], inside, back)
+        recorded = record(self.graph, ENTERED, [x], inside, backward)
         self.graph.subclasses = False
         return recorded
 
@@ -276,10 +276,10 @@ class Divided(Eager):
         finally:
             self.graph.subclasses = False
 
-    def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _summed(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]
 
-    def _scattered(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _scattered(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
     def _module(self, frame: Frame) -> None:
@@ -348,10 +348,10 @@ class Divided(Eager):
     def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, whole: Shape) -> Tensor:
         """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
             return [self.graph.new(whole, g.dtype)]
 
-        rows = record(self.graph, "embedding", [weight], out, back, index)
+        rows = record(self.graph, "embedding", [weight], out, backward, index)
         if rows.node is not None:
             rows.node.inputs[0] = (whole, weight.dtype)
         return rows
@@ -378,10 +378,10 @@ class Divided(Eager):
         logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
         result, total_weight = self._nll_loss_forward(logs)
 
-        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
-        return record(self.graph, "nll_loss", [logs], result, back, logs, labels, total_weight)
+        return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
         new, row_shape = self.graph.new, (*x.shape[:-1], 1)

@@ -45,13 +45,13 @@ def applied(
     tensor_indices = [i for i, x in enumerate(ins) if x is not None]
     has_saved = [x is not None for x in saves]
 
-    def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+    def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
         left = iter(saved)
         outs = backward(g, *[next(left) if is_saved else None for is_saved in has_saved])
         return [outs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
-    return record(graph, name, inputs, out, back, *[x for x in saves if x is not None])
+    return record(graph, name, inputs, out, node_backward, *[x for x in saves if x is not None])
 
 
 def power_of_two(n: Number) -> int:

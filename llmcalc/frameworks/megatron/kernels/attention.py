@@ -68,7 +68,9 @@ class AttentionKernels(LinearKernels):
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
-        def joined(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+        def joined(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             present = [gradient for gradient in gradients if gradient is not None]
             first = present[0]
             if len(present) == len(gradients) and all(gradient.storage is first.storage for gradient in present):
@@ -146,13 +148,13 @@ class AttentionKernels(LinearKernels):
         sums = self.new(rows, heads, FLOAT32)
         random_state = graph.new((2,), INT64)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if product_shape is None:
                 return [graph.new(shape, g.dtype) for shape in shapes]
             product_gradient = graph.new(product_shape, g.dtype)
             return [Tensor(shape, g.dtype, product_gradient.storage, product_gradient.strides) for shape in shapes]
 
-        self.node("attention", ins, [out], back, *ins, out, sums, random_state)
+        self.node("attention", ins, [out], backward, *ins, out, sums, random_state)
         return self.all_to_all_output(out)
 
     def all_to_all_output(self, sent: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class AttentionKernels(LinearKernels):
             return sent
         graph, shape = self.graph, sent.shape
         out = graph.new(shape, sent.dtype)
-        self.node("all_to_all", (sent,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)])
+        self.node("all_to_all", (sent,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)])
         return out
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
@@ -183,14 +185,14 @@ class AttentionKernels(LinearKernels):
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             input_gradients = [graph.new(shape, g.dtype) for shape in shapes]
             sums = self.new(rows, heads, FLOAT32)
             row = graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
             del row, sums
             return input_gradients
 
-        self.node("flash_attention", ins, [out], back, *ins, out, sums, random_state)
+        self.node("flash_attention", ins, [out], backward, *ins, out, sums, random_state)
         out = self.all_to_all_output(out)
         return self.dense_copy(out) if has_several_sequences else out
 
@@ -226,7 +228,9 @@ class AttentionKernels(LinearKernels):
             added_input = None
         shapes = q.shape, k.shape
 
-        def scores_backward(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def scores_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
             for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
@@ -247,7 +251,9 @@ class AttentionKernels(LinearKernels):
             shares = self.dropout(shares)
         value = v.shape
 
-        def context_backward(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def context_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [graph.new(scores, g.dtype), graph.new(value, g.dtype)]
 
@@ -275,14 +281,14 @@ class AttentionKernels(LinearKernels):
         2.17.1 (csrc/extensions/softmax.cpp).
         """
         out = self.graph.new(raw.shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [g], out)
+        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [g], out)
         return out
 
     def softmax(self, raw: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
         graph, shape = self.graph, raw.shape
         out = graph.new(shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], out)
+        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], out)
         return out
 
     def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
@@ -301,18 +307,24 @@ class AttentionKernels(LinearKernels):
         if not choices.padded and not choices.masks:  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
         filled = Tensor(shape, x.dtype, x.storage)
-        self.node("masked_fill", (x,), [filled], lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)])
+        self.node(
+            "masked_fill", (x,), [filled], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)]
+        )
         out = self.softmax(filled)
         return t.to(out, raw.dtype) if choices.softmax_fp32 else out
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
         graph, out, shape = self.graph, self.like(x), x.shape
-        self.node("masked_fill", (x,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], mask)
+        self.node(
+            "masked_fill", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], mask
+        )
         return out
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
         mask, out, shape = self.dropout_mask(x), self.like(x), x.shape
-        self.node("dropout", (x,), [out], lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)], mask)
+        self.node(
+            "dropout", (x,), [out], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)], mask
+        )
         return out

@@ -58,7 +58,7 @@ class ElementwiseKernels(AttentionKernels):
             "activation",
             ins,
             [out],
-            lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
             x,
         )
         return out
@@ -88,10 +88,10 @@ class ElementwiseKernels(AttentionKernels):
         graph, shapes = self.graph, (x.shape, gate.shape)
         out = graph.new(x.shape, x.dtype)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, g.dtype) for shape in shapes]
 
-        self.node("gated", (x, gate), [out], back, x, gate)
+        self.node("gated", (x, gate), [out], backward, x, gate)
         return out
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
@@ -104,7 +104,7 @@ class ElementwiseKernels(AttentionKernels):
                 "glu",
                 ins,
                 [out],
-                lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+                lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
                 x,
             )
             return out
@@ -144,9 +144,9 @@ class ElementwiseKernels(AttentionKernels):
         ins = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             x_gradient = graph.new(shape, g.dtype) if drops else g
             return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
 
-        self.node("bias_dropout_add", ins, [out], back, *mask)
+        self.node("bias_dropout_add", ins, [out], backward, *mask)
         return out

@@ -55,11 +55,11 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, weight.shape[0])
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16)]
 
-        self.node("linear", (x, weight), [out], back, x)
+        self.node("linear", (x, weight), [out], backward, x)
         return out
 
     def router_linear(self, step: Step, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class ExpertKernels(HeadKernels):
         out = self.graph.new((rows, weight.shape[0]), dtype)
         wide = dtype is FLOAT32
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             graph = self.graph
             copied = graph.new(weight.shape, dtype) if wide else None
             input_gradient = graph.new((rows, width), dtype)
@@ -83,7 +83,7 @@ class ExpertKernels(HeadKernels):
                 weight_gradient = self.t.to(weight_gradient, BFLOAT16)
             return [input_gradient, weight_gradient, *([] if bias is None else [graph.new(bias.shape, BFLOAT16)])]
 
-        self.node("router", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        self.node("router", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out
 
     def do_buffer(self, step: Step) -> None:
@@ -113,13 +113,13 @@ class ExpertKernels(HeadKernels):
             saved += [logits, graph.new((rows, 1), dtype)]
         aux = self.rank_choices.aux_loss
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             aux_gradient = graph.new((rows, experts), FLOAT32) if aux else None
             logits_gradient = graph.new((rows, experts), dtype)
             del aux_gradient
             return [logits_gradient]
 
-        self.node("routing", (logits,), [probs], back, mask, *saved)
+        self.node("routing", (logits,), [probs], backward, mask, *saved)
         named = self.frames[-1].named
         named["probs"], named["routing_map"] = probs, mask
 
@@ -187,14 +187,19 @@ class ExpertKernels(HeadKernels):
             self.persistent.grow_gather_buffer(2 * all_rows * width)
             read = Tensor((all_rows, width), x.dtype, self.empty_storage)
             local_shape = x.shape
-            self.node("gather", (x,), [read], lambda saved_tensors, g, needs: [graph.new(local_shape, g.dtype)])
+            self.node(
+                "gather", (x,), [read], lambda saved_tensors, g, needs_input_grad: [graph.new(local_shape, g.dtype)]
+            )
             x = read
             del read
         local_map = graph.new((all_rows, local), BOOL)
         all_probs_shape = probs.shape
         local_probs = graph.new((all_rows, local), dtype)
         self.node(
-            "slice", (probs,), [local_probs], lambda saved_tensors, g, needs: [graph.new(all_probs_shape, g.dtype)]
+            "slice",
+            (probs,),
+            [local_probs],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(all_probs_shape, g.dtype)],
         )
         del probs, mask
         sent, index = self.permute(x, chosen, all_rows, local, None)
@@ -205,7 +210,7 @@ class ExpertKernels(HeadKernels):
             "masked_select",
             (local_probs,),
             [row_probs],
-            lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
             turned,
         )
         del turned, local_probs
@@ -230,14 +235,19 @@ class ExpertKernels(HeadKernels):
         out = graph.new((rows, width), x.dtype)
         shape = x.shape
         if probs is None:
-            self.node("permute", (x,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], index)
+            self.node(
+                "permute", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], index
+            )
             return out, index
         row_probs, probs_shape, dtype = graph.new((rows, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
             (x, probs),
             [out, row_probs],
-            lambda saved_tensors, gradients, needs: [graph.new(shape, BFLOAT16), graph.new(probs_shape, dtype)],
+            lambda saved_tensors, gradients, needs_input_grad: [
+                graph.new(shape, BFLOAT16),
+                graph.new(probs_shape, dtype),
+            ],
             index,
         )
         self.row_probs = row_probs
@@ -251,7 +261,9 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
             out = graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
         saved = [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
-        self.node("unpermute", (y,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], *saved)
+        self.node(
+            "unpermute", (y,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], *saved
+        )
         return out
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], named: dict[str, Tensor]) -> Tensor:
@@ -318,10 +330,12 @@ class ExpertKernels(HeadKernels):
         sent, row_probs = graph.new((row_count, width), x.dtype), graph.new((row_count, 1), FLOAT32)
         shape = x.shape
 
-        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             return [graph.new(shape, BFLOAT16), graph.new((rows, columns), FLOAT32)]
 
-        self.node("dispatch", (x, probs), [sent, row_probs], back, *handle)
+        self.node("dispatch", (x, probs), [sent, row_probs], backward, *handle)
         self.keep_in_dispatcher(named["routing_map"], probs, row_probs)
         turns = [frame.layer_index for frame in self.frames]
         self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *turns)] = (
@@ -337,7 +351,7 @@ class ExpertKernels(HeadKernels):
         shape, dtype = y.shape, y.dtype
         named["output"] = y
         out = graph.new((self.dispatched_tokens, shape[1]), dtype)
-        self.node("combine", (y,), [out], lambda saved_tensors, g, needs: [graph.new(shape, dtype)], *handle)
+        self.node("combine", (y,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, dtype)], *handle)
         return out
 
     def _return_rows(self, expert_outputs: list[Tensor], named: dict[str, Tensor]) -> Tensor:
@@ -439,7 +453,7 @@ class ExpertKernels(HeadKernels):
         self.use_workspace(engine, "forward")
         out = self.new(rows, outs)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
             input_gradient = self.new(rows, ins)
             weight_gradient = self.weight_gradient(weight)
@@ -447,7 +461,7 @@ class ExpertKernels(HeadKernels):
                 saved_tensors[0] = None
             return [input_gradient, weight_gradient]
 
-        self.node("linear", (x, weight), [out], back, x)
+        self.node("linear", (x, weight), [out], backward, x)
         return out if bias is None else self.with_bias(out, bias)
 
     def fused_expert_steps(self, step: Step) -> list[Step]:
@@ -474,7 +488,7 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_grouped_workspaces()
         out = self.new(rows, width)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new(parameter.shape, g.dtype) for parameter in biases]
             input_gradient = self.new(rows, n_in)
@@ -482,7 +496,7 @@ class ExpertKernels(HeadKernels):
             saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node("grouped_linear", (x, *weights, *biases), [out], back, x)
+        self.node("grouped_linear", (x, *weights, *biases), [out], backward, x)
         return out
 
     def do_act(self, step: Step) -> None:
@@ -495,7 +509,7 @@ class ExpertKernels(HeadKernels):
             return
         graph, shape = self.graph, x.shape
         out = graph.new(shape, x.dtype)
-        self.node("activation", (x,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], x)
+        self.node("activation", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], x)
         del x
         self.bind(step.outs[0], self.times_probabilities(out, self.row_probs))
 
@@ -521,10 +535,10 @@ class ExpertKernels(HeadKernels):
         graph, shape = self.graph, x.shape
         out, probs_format = graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, g.dtype), graph.new(*probs_format)]
 
-        self.node("weighted_glu", (x, probs), [out], back, x, probs)
+        self.node("weighted_glu", (x, probs), [out], backward, x, probs)
         return out
 
     def is_of_expert_rows(self, step: Step) -> bool:
@@ -537,14 +551,14 @@ class ExpertKernels(HeadKernels):
         dtype, probs_shape = probs.dtype, probs.shape
         out = graph.new(shape, dtype)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             x_gradient = graph.new(shape, g.dtype)
             product = graph.new(shape, g.dtype)
             probs_gradient = graph.new(probs_shape, dtype)
             del product
             return [x_gradient, probs_gradient]
 
-        self.node("mul", (x, probs), [out], back, x, probs)
+        self.node("mul", (x, probs), [out], backward, x, probs)
         return self.t.to(out, BFLOAT16)
 
 

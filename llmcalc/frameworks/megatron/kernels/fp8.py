@@ -184,7 +184,7 @@ class NarrowKernels(DeltaKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             new = self.new
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
@@ -221,7 +221,7 @@ class NarrowKernels(DeltaKernels):
         saved = [*saved_input, *([x] if with_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
         return out
 
     @property
@@ -246,7 +246,7 @@ class NarrowKernels(DeltaKernels):
         del gathered, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(local, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
@@ -265,7 +265,7 @@ class NarrowKernels(DeltaKernels):
                 quantized_gradient.clear()
             return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradients]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], back, x)
+        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], backward, x)
         return out
 
     def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
@@ -286,7 +286,7 @@ class NarrowKernels(DeltaKernels):
         self.persistent.use_grouped_workspaces()
         out = self.new(rows, width)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             bias_gradients = [self.graph.new(parameter.shape, g.dtype) for parameter in biases]
             _narrow = self.quantize_experts(rows_per_expert, width, experts)
             self.persistent.use_grouped_workspaces()
@@ -297,7 +297,7 @@ class NarrowKernels(DeltaKernels):
 
         saved = quantized_input.columns
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [out], back, *saved)
+        self.node("grouped_linear", (x, *weights, *biases), [out], backward, *saved)
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ class NarrowKernels(DeltaKernels):
         if divided and not in_user_buffers:
             out = self.new(self.local_rows(rows), n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if in_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:
@@ -355,5 +355,5 @@ class NarrowKernels(DeltaKernels):
 
         saved = [x] if saves_wide else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [out], back, *saved)
+        self.node(name, (x, weight), [out], backward, *saved)
         return out

@@ -98,7 +98,9 @@ class DeltaKernels(MambaKernels):
         out_gate = graph.new((*by_head, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             unit_gradients = graph.new(of_unit, BFLOAT16)
             query_gradients = graph.new(of_unit, BFLOAT16)
             del unit_gradients
@@ -108,7 +110,7 @@ class DeltaKernels(MambaKernels):
 
         outs = (q, k, v, decay, out_gate, opened)
         ins = (qkv, gate, a_log, dt_bias, beta, alpha)
-        self.node("prepare_input_for_gated_delta_rule", ins, outs, back, unit, lengths, alpha, opened)
+        self.node("prepare_input_for_gated_delta_rule", ins, outs, backward, unit, lengths, alpha, opened)
         return outs
 
     def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
@@ -177,14 +179,14 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
 def cumsum(t: Aten, x: Tensor) -> Tensor:
     """Sums along the last axis; the gradient is flipped, summed and flipped again (`cumsum_backward`)."""
 
-    def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
+    def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
         flipped = t.like(g)
         sums = t.like(flipped)
         gradient = t.like(sums)
         del flipped, sums
         return (gradient,)
 
-    return record(t.graph, "cumsum", (x,), t.like(x), back)
+    return record(t.graph, "cumsum", (x,), t.like(x), backward)
 
 
 def tril(t: Aten, x: Tensor) -> Tensor:

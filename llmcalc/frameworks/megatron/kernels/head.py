@@ -32,7 +32,7 @@ class HeadKernels(ElementwiseKernels):
             "embedding",
             (weight,),
             [embeddings],
-            lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)],
+            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
             *saved,
         )
         del saved
@@ -200,7 +200,7 @@ class HeadKernels(ElementwiseKernels):
                 "loss_scaler",
                 (x, *further),
                 [read],
-                lambda saved_tensors, g, needs: [g, *(new(s, FLOAT32) for s in shapes)],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new(s, FLOAT32) for s in shapes)],
             )
             del further
             x = read
@@ -221,10 +221,10 @@ class HeadKernels(ElementwiseKernels):
         loss, sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
         del sums
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], back, logits)
+        self.node("cross_entropy", (logits,), [loss], backward, logits)
         return loss
 
     def _core_loss(self, logits: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class HeadKernels(ElementwiseKernels):
         loss = self.statistics(rows)
         del chosen, total
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if fused:
                 copied = graph.new((rows, width), FLOAT32)
                 logits_gradient = graph.new((rows, width), BFLOAT16)
@@ -249,5 +249,5 @@ class HeadKernels(ElementwiseKernels):
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], back, logits_fp32, mask, target)
+        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target)
         return loss

@@ -47,10 +47,10 @@ class LinearKernels(RankKernels):
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
         shapes, shape = [w.shape for w in weights], x.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [self.graph.new(input_shape, g.dtype) for input_shape in (shape, *shapes)]
 
-        self.node("norm", (x, *weights), [out], back, x, *statistics)
+        self.node("norm", (x, *weights), [out], backward, x, *statistics)
         return out
 
     def has_norm_before(self, step: Step) -> bool:
@@ -183,7 +183,7 @@ class LinearKernels(RankKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             new, in_user_buffers = self.new, choices.user_buffers
             gathered = new(rows, n_in) if divided and not in_user_buffers else None
             self.use_overlap_workspaces()
@@ -208,7 +208,7 @@ class LinearKernels(RankKernels):
 
         saved = [x, norm_output, *statistics] if with_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
         return out
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds: bool) -> Tensor:
@@ -224,7 +224,7 @@ class LinearKernels(RankKernels):
             out = self.like(out)
         added_bias = bias if adds else None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if divided:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             self.persistent.use_torch_workspace("backward")
@@ -234,7 +234,7 @@ class LinearKernels(RankKernels):
             bias_gradient = [] if added_bias is None else [self.graph.new(added_bias.shape, g.dtype)]
             return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradient]
 
-        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], back, x)
+        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], backward, x)
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class LinearKernels(RankKernels):
         if divided and not in_user_buffers:
             out = self.new(self.local_rows(rows), n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             gathered = self.new(rows, n_out) if divided and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new(rows, n_in)
@@ -260,7 +260,7 @@ class LinearKernels(RankKernels):
             del gathered
             return [input_gradient, weight_gradient]
 
-        self.node("row_linear", (x, weight), [out], back, x)
+        self.node("row_linear", (x, weight), [out], backward, x)
         return out
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -269,15 +269,17 @@ class LinearKernels(RankKernels):
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
-        self.node("row_linear", (x, weight), [out], back, x)
+        self.node("row_linear", (x, weight), [out], backward, x)
         if not divided:
             return out
         unreduced, out = out, self.new(self.local_rows(rows), n_out)
-        self.node("reduce_scatter", (unreduced,), [out], lambda saved_tensors, g, needs: [self.new(rows, n_out)])
+        self.node(
+            "reduce_scatter", (unreduced,), [out], lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)]
+        )
         return out
 
     def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
@@ -287,12 +289,12 @@ class LinearKernels(RankKernels):
         self.use_workspace(engine, "forward")
         out = self.new(rows, weight.shape[0])
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
             gradients = [self.new(rows, n_in), self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, g.dtype)])]
 
-        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out
 
     def use_overlap_workspaces(self) -> None:
@@ -331,7 +333,7 @@ class LinearKernels(RankKernels):
 
         entered = None if self.rank_choices.deferred is None else self.persistent.entry_of_chunk
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             defers, layer_input = self.persistent.defers_gradient(self.rank_choices.deferred), saved_tensors[0]
             if defers and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, g, entered))
@@ -345,7 +347,7 @@ class LinearKernels(RankKernels):
             bias_gradient = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
             return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradient]
 
-        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out
 
 

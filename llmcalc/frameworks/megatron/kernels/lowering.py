@@ -33,7 +33,10 @@ from ....workload.run_config import RunConfig
 from .choices import RankChoices
 
 Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
-"""back(saved_tensors, gradient, needs) → a gradient per input. It frees a saved tensor by setting its place to None."""
+"""backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
+
+It frees a saved tensor by setting its place to None.
+"""
 
 COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
 """Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
@@ -340,16 +343,28 @@ class RankKernels(Lowering):
     def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], back: Back, *saves: Tensor) -> None:
+    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Back, *saves: Tensor) -> None:
         """Records one node of the graph, whose backward function may free saved tensors before it ends."""
         graph = self.graph
         if not recorded(graph, ins):
             return
         saved_tensors: list[Tensor | None] = [graph.keep(tensor).unpack() for tensor in saves]
         if len(outs) == 1:
-            record(graph, name, ins, outs[0], lambda gradients, needs: back(saved_tensors, gradients, needs))
+            record(
+                graph,
+                name,
+                ins,
+                outs[0],
+                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
+            )
         else:
-            record_all(graph, name, ins, outs, lambda gradients, needs: back(saved_tensors, gradients, needs))
+            record_all(
+                graph,
+                name,
+                ins,
+                outs,
+                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
+            )
 
     def checkpoint(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a part and saves its arguments alone; the backward pass recomputes it.
@@ -360,7 +375,9 @@ class RankKernels(Lowering):
         if not recorded(graph, arguments):
             return run(arguments)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def checkpoint_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             argument_gradients: dict[int, Tensor] = {}
 
             def read(i: int) -> Tensor:
@@ -368,7 +385,7 @@ class RankKernels(Lowering):
                 assert saved is not None
                 argument = saved.detached()
 
-                def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+                def arrived(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
                     argument_gradients[i] = g
                     return (None,)
 
@@ -384,7 +401,7 @@ class RankKernels(Lowering):
 
         with graph.no_grad():
             out = run(arguments)
-        self.node("checkpoint", arguments, [out], back, *arguments)
+        self.node("checkpoint", arguments, [out], checkpoint_backward, *arguments)
         return out
 
     def dense_copy(self, x: Tensor) -> Tensor:

@@ -84,8 +84,10 @@ class LatentKernels(ExpertKernels):
         graph, rows, shapes = self.graph, x.shape[0], (x.shape, shared.shape)
         outs = self.new(rows, key.width), self.new(rows, value.width)
 
-        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+        def backward(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
             return [graph.new(shape, BFLOAT16) for shape in shapes]
 
-        self.node("key_and_value", (x, shared), outs, back)
+        self.node("key_and_value", (x, shared), outs, backward)
         return outs

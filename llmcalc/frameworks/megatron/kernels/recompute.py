@@ -51,8 +51,8 @@ class DiscardedOutputs:
             storage.share(new.storage)
         self.storages = []
 
-    def back(
-        self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs: Needs
+    def backward(
+        self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs_input_grad: Needs
     ) -> Sequence[Gradient]:
         """Runs the backward pass of the recomputed graph."""
         graph, argument_gradients = self.graph, self.argument_gradients
@@ -60,7 +60,7 @@ class DiscardedOutputs:
         place = graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end = empty(UncountedMeter(), (1,), BFLOAT16)
-        end.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs: output_gradients)
+        end.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients)
         self.recomputed = []
         backward(graph, end, empty(UncountedMeter(), (1,), BFLOAT16))
         del end
@@ -72,7 +72,7 @@ def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Te
     """Returns an argument without its history, whose gradient is put into `argument_gradients`."""
     argument = x.detached()
 
-    def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+    def arrived(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
         argument_gradients[i] = g
         return (None,)
 
@@ -98,7 +98,7 @@ class DiscardedKernels(SparseKernels):
         with graph.no_grad():
             outs = run(arguments)
         discarded = DiscardedOutputs(graph, run, arguments, outs, reads)
-        self.node("checkpoint", arguments, outs, discarded.back, *arguments)
+        self.node("checkpoint", arguments, outs, discarded.backward, *arguments)
         return outs, discarded
 
     def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
@@ -107,11 +107,11 @@ class DiscardedKernels(SparseKernels):
             storage.release()
         passed = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             discarded.recompute()
             return [g]
 
-        self.node("recompute", (hook,), [passed], back)
+        self.node("recompute", (hook,), [passed], backward)
         return passed
 
     # --- shared experts ----------------------------------------------------------------------------------------------

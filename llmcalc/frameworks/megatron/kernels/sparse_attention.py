@@ -184,11 +184,11 @@ class SparseKernels(NarrowKernels):
         self.persistent.use_engine_workspace()
         out = self.new(x.shape[0], weight.shape[0])
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [out], back, x)
+        self.node("linear", (x, weight), [out], backward, x)
         return out
 
 

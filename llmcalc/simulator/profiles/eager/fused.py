@@ -104,7 +104,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         seed, unused = graph.made(name, (2,), INT64), graph.made(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
             if spare:
                 rows, sums = graph.new(shapes[0][0], FLOAT32), graph.new((batch, heads, queries), FLOAT32)
@@ -112,7 +112,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 del rows, sums, wide
             return outputs
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
+        return record(graph, name, (q, k, v), out, backward, q, k, v, out, sums, seed, unused)
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
@@ -164,9 +164,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             copied = self.choices.workspace and not tensor.is_contiguous
             return graph.new(tensor.shape, tensor.dtype) if copied else None
 
-        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             copies = dense(g), dense(x)
-            made = [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+            made = [
+                graph.new(*made) if needs_grad else None
+                for made, needs_grad in zip(shapes, needs_input_grad, strict=True)
+            ]
             del copies
             return made
 
@@ -174,7 +177,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         out = graph.new(x.shape, x.dtype)
         statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
-        made = record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
+        made = record(graph, "norm", ins, out, backward, x, *statistics, *([] if weight is None else [weight]))
         return self.t.add(made, bias) if spec.type == "rmsnorm" and bias is not None else made
 
     # --- gated activations ------------------------------------------------------------------------------------------
@@ -196,13 +199,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         gate, up = (self.get(value) for value in step.ins)
         out, shapes = self.t.like(gate, up), [(operand.shape, operand.dtype) for operand in (gate, up)]
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                graph.new(*shape_and_dtype) if need else None
-                for shape_and_dtype, need in zip(shapes, needs, strict=True)
+                graph.new(*shape_and_dtype) if needs_grad else None
+                for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        self.set(step.outs[0], record(graph, "glu", (gate, up), out, back, gate, up))
+        self.set(step.outs[0], record(graph, "glu", (gate, up), out, backward, gate, up))
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
         """Whether a step of the module that runs reads a value under that verb."""
@@ -251,10 +254,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         highest, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (graph.new(shape, dtype),)
 
-        return record(graph, "cross_entropy", (logits,), out, back, logits, highest, total)
+        return record(graph, "cross_entropy", (logits,), out, backward, logits, highest, total)
 
     @compared(LIGER, cross_entropy="fused")
     def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -333,9 +336,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         present = [tensor for tensor in gradients if tensor is not None]
         wanted = [tensor is not None for tensor in gradients]
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             left = iter(saved)
             return [next(left) if want else None for want in wanted]
 
         del gradients
-        return record(graph, "linear_cross_entropy", ins, out, back, *present)
+        return record(graph, "linear_cross_entropy", ins, out, backward, *present)

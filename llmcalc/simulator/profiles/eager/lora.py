@@ -179,10 +179,10 @@ class LoraKernels(BasicKernels):
         result = t.new((rows, width), x.dtype)
         source, index = t.reshape(turned, (rows, part)), t.new((part,), INT64)
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (graph.new((rows, part), g.dtype),)
 
-        result = record(graph, "index_copy", (source,), t.like(result), back, index, source)
+        result = record(graph, "index_copy", (source,), t.like(result), backward, index, source)
         del source, index
         return t.transpose(t.reshape(result, (*turned.shape[:2], width)), 0, 1)
 
@@ -236,7 +236,7 @@ class LoraKernels(BasicKernels):
         graph, shape = self.graph, (width, x.shape[-1])
         before, dtype = x.shape, x.dtype
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             decoded = self._decoded(shape, dtype)
             out = graph.new(before, dtype)
             del decoded
@@ -245,7 +245,7 @@ class LoraKernels(BasicKernels):
         decoded = self._decoded(shape, dtype)
         out = graph.new((*before[:-1], width), dtype)
         del decoded
-        product = record(graph, "matmul_4bit", (x,), out, back, weight)
+        product = record(graph, "matmul_4bit", (x,), out, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
             product.node.attributes.append(x.detached())
         return product

@@ -69,11 +69,11 @@ class RgLruKernels(ScanModules):
         """`SqrtBoundDerivative`."""
         t = self.t
 
-        def back(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
             clipped = t.like(t.like(x))
             return [t.like(g, t.like(clipped))]
 
-        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), back, x)
+        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), backward, x)
 
     def _loop(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
         """`RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
@@ -99,12 +99,12 @@ class RgLruKernels(ScanModules):
         """
         graph, (batch, _, width) = self.graph, x.shape
 
-        def back(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
             return [graph.new(whole, dtype)]
 
         whole, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(graph, (x,)):
             saved = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
-            record(graph, "tokens", (x,), view, back, state, *saved)
-        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), back)
+            record(graph, "tokens", (x,), view, backward, state, *saved)
+        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), backward)
