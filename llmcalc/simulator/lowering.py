@@ -60,14 +60,14 @@ class Frame:
     """The call of a module.
 
     scope: the module.
-    named: the variables of its forward pass, which keep their tensors until it returns.
+    local_tensors: the variables of its forward pass, which keep their tensors until it returns.
     callers: the variables of outer functions while an inner function of the module runs.
     layer_index: index of the layer; None for other modules.
     owner: index of the layer that owns the parameters; None for other modules.
     """
 
     scope: Scope
-    named: dict[str, Any] = field(default_factory=dict)
+    local_tensors: dict[str, Any] = field(default_factory=dict)
     callers: list[dict[str, Any]] = field(default_factory=list)
     layer_index: int | None = None
     owner: int | None = None
@@ -500,12 +500,12 @@ class Lowering:
         outside, meter.place = meter.place, self.place
         memo, self.memo = self.memo, {} if scope.apart else self.memo
         known = set(self.values) if scope.apart else set()
-        whole = self.whole(scope)
+        module_kernel = self.module_kernel(scope)
         with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
-            if whole is None:
+            if module_kernel is None:
                 self.items(scope.items)
             else:
-                whole()
+                module_kernel()
         if scope.apart and scope.gives is not None:  # what its layers read goes with it
             for key in set(self.values) - known - {id(scope.gives), id(scope.gives.storage)}:
                 self.values.pop(key)
@@ -514,7 +514,7 @@ class Lowering:
         meter.place = outside
         del argument
 
-    def whole(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
         """The kernel that runs a whole module; None where its steps run one by one."""
         return None
 
@@ -794,7 +794,7 @@ class Lowering:
         frame = self.frames[-2 if step.options["outside"] else -1]
         for name, value in zip(step.options["names"], step.ins, strict=True):
             if not self.missing(value):
-                frame.named[name] = self.get(value)
+                frame.local_tensors[name] = self.get(value)
 
     @compared(BY_TORCH)
     def do_keep(self, step: Step) -> None:
@@ -804,13 +804,13 @@ class Lowering:
     @compared(BY_TORCH)
     def do_enter(self, step: Step) -> None:
         frame = self.frames[-1]
-        frame.callers.append(frame.named)
-        frame.named = {}
+        frame.callers.append(frame.local_tensors)
+        frame.local_tensors = {}
 
     @compared(BY_TORCH)
     def do_leave(self, step: Step) -> None:
         frame = self.frames[-1]
-        frame.named = frame.callers.pop()
+        frame.local_tensors = frame.callers.pop()
 
     @compared(BY_TORCH)
     def do_also(self, step: Step) -> None:

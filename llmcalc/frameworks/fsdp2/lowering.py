@@ -236,7 +236,7 @@ class FsdpProfile(RingAttention):
         cast_input = group.pre_forward(x)
         assert cast_input is not None
         out = super().layer(frame, cast_input)
-        frame.named.clear()  # the variables of its forward pass
+        frame.local_tensors.clear()  # the variables of its forward pass
         group.post_forward([out])
         meter.place = outer_place
         return out

@@ -38,7 +38,7 @@ class AttentionKernels(Lowering):
         if every is None:
             cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
         else:
-            at = self.frames[-1].named["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
+            at = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(at, dim, x)
         left, right, rest = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
         first, second = (t.add, t.sub) if step.options["back"] else (t.sub, t.add)
@@ -103,7 +103,7 @@ class AttentionKernels(Lowering):
         names them; a first pass reads no others.
         """
         frame = self.frames[-1]
-        (frame.callers[0] if frame.callers else frame.named)[f"written to {name}"] = new
+        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new
         before = 0 if cached is None else cached[0].shape[1]
         before = before if limit is None else min(before, limit - 1)
         rows = before + new[0].shape[1]

@@ -132,7 +132,7 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        t, options, named = self.t, step.options, self.frames[-1].named
+        t, options, local_tensors = self.t, step.options, self.frames[-1].local_tensors
         parts, (q, v, *selection) = (
             step.ins[: options["parts"]],
             (self.get(value) for value in step.ins[options["parts"] :]),
@@ -141,12 +141,12 @@ class AttentionVariantKernels(AttentionKernels):
         scores = t.scale(scores)
         if options["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
-        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
+        seen = local_tensors["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
         if options["sinks"]:
-            named["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
-        scores = named["scores"] = t.masked_fill(scores, t.like(seen))
+            local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
+        scores = local_tensors["scores"] = t.masked_fill(scores, t.like(seen))
         if options["sinks"]:
-            whole = t.softmax(t.to(t.cat([scores, named["sink"]]), FLOAT32))
+            whole = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
             self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
             return
         self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))

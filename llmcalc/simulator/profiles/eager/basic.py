@@ -88,10 +88,10 @@ class BasicKernels(Lowering):
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
             ids = self.inputs[rows]
             return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
-        named = self.frames[-1].named
-        if by == "positions" or by not in named:
-            named[by] = self.t.new((self.run_config.new(rows),), INT64)
-        index: Tensor = named[by]
+        local_tensors = self.frames[-1].local_tensors
+        if by == "positions" or by not in local_tensors:
+            local_tensors[by] = self.t.new((self.run_config.new(rows),), INT64)
+        index: Tensor = local_tensors[by]
         return self.t.like(index) if by == "positions" else index  # positions have an offset
 
     @compared(BY_TORCH)

@@ -30,18 +30,21 @@ class CapacityKernels(ExpertKernels):
         if factor is None:
             super().do_dispatch(step)
             return
-        t, named, experts = self.t, self.frames[-1].named, step.options["experts"].size
-        weights, chosen = (t.flatten(named[name], 0, 1) for name in ("weights", "chosen"))
+        t, local_tensors, experts = self.t, self.frames[-1].local_tensors, step.options["experts"].size
+        weights, chosen = (t.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen.shape
         zeros = t.new((tokens, experts), weights.dtype)
         by_expert = t.scatter(zeros, chosen, weights)
         del zeros, weights, chosen
         sent_weights, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
         del by_expert
-        named["weight"], named["token"] = t.transpose(sent_weights, 0, 1), t.flatten(t.transpose(best, 0, 1))
+        local_tensors["weight"], local_tensors["token"] = (
+            t.transpose(sent_weights, 0, 1),
+            t.flatten(t.transpose(best, 0, 1)),
+        )
         del sent_weights, best
-        rows = t.index_select(t.flatten(self.get(x), 0, -2), named["token"])
-        self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
+        rows = t.index_select(t.flatten(self.get(x), 0, -2), local_tensors["token"])
+        self.bind(step.outs[0], t.unflatten(rows, 0, local_tensors["weight"].shape))
 
     @compared(BY_TORCH)
     def do_to_tokens(self, step: Step) -> None:

@@ -35,7 +35,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_with_rest(self, step: Step) -> None:
         rows = [self.get(value) for value in step.ins]
-        cached = self.frames[-1].named["held"] = self.cached("cache")
+        cached = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached is not None:
             rows = [self.t.cat([rest, x], 1) for rest, x in zip(cached[1:], rows, strict=True)]
         for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
@@ -61,7 +61,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_whole_entries(self, step: Step) -> None:
         t, (q, entries) = self.t, (self.get(value) for value in step.ins)
-        whole = self.frames[-1].named["whole"] = t.like(t.like(self.span(q.shape[1])))
+        whole = self.frames[-1].local_tensors["whole"] = t.like(t.like(self.span(q.shape[1])))
         at = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
         self.bind(step.outs[0], t.compare(at, t.unsqueeze(whole, 1)))
 
@@ -97,7 +97,7 @@ class EntryKernels(AttentionVariantKernels):
         """GroupMap.forward."""
         t, out = self.t, step.outs[0]
         x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
-        self.frames[-1].named["out"] = x
+        self.frames[-1].local_tensors["out"] = x
         group_width = exact_div(x.shape[-1], groups)
         rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
         weight = self.weight(f"{step.name}.weight", (groups, lora, group_width))

@@ -104,16 +104,16 @@ class ExpertKernels(Lowering):
             order = self.sent("order")
             self.set(out, self.t.index_select(self.by_row(self.get(x), len(x.axes)), order))
             return
-        named = self.frames[-1].named
-        named["expert"], named["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
-        named["token"] = self.t.like(named["order"])
-        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), named["token"]))
+        local_tensors = self.frames[-1].local_tensors
+        local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
+        local_tensors["token"] = self.t.like(local_tensors["order"])
+        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"]))
 
     def sent(self, name: str) -> Tensor:
         """Of each row in the order of the experts: its `expert`, its `token`, or its place in the `order` of tokens."""
         for frame in reversed(self.frames):
-            if name in frame.named:
-                tensor: Tensor = frame.named[name]
+            if name in frame.local_tensors:
+                tensor: Tensor = frame.local_tensors[name]
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
@@ -159,20 +159,20 @@ class ExpertKernels(Lowering):
 
     def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
         """Per expert, the number of rows up to its last one, made by the first linear layer of the experts."""
-        t, named = self.t, self.frames[-1].named
-        if "ends" not in named:
+        t, local_tensors = self.t, self.frames[-1].local_tensors
+        if "ends" not in local_tensors:
             if identities:
-                named["identity"] = t.compare(self.sent("expert"))
-                named["expert"] = t.like(self.sent("expert"))
+                local_tensors["identity"] = t.compare(self.sent("expert"))
+                local_tensors["expert"] = t.like(self.sent("expert"))
             counts = t.histogram(self.sent("expert"), experts)
-            named["ends"] = t.to(counts, INT32)
-        ends: Tensor = named["ends"]
+            local_tensors["ends"] = t.to(counts, INT32)
+        ends: Tensor = local_tensors["ends"]
         return ends
 
     @compared(BY_TORCH)
     def core_IdentityExperts(self, step: Step) -> None:
         rows, y = (self.by_row(self.get(value), len(value.axes)) for value in step.ins)
-        identity = self.frames[-1].named["identity"]
+        identity = self.frames[-1].local_tensors["identity"]
         self.set(step.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
     @compared(BY_TORCH)

@@ -16,7 +16,7 @@ class RowKernels(Lowering):
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
         t, out, more, state = self.t, step.outs[0], step.options["more"], step.options["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
-        cached = self.frames[-1].named["held"] = self.cached(state)
+        cached = self.frames[-1].local_tensors["held"] = self.cached(state)
         seen = t.pad(x, x.shape[2] + more) if cached is None else t.cat([cached[0], x])
         self.keep(state, t.slice(seen, more))
         self.set(out, t.transpose(seen, 1, 2))
@@ -24,7 +24,7 @@ class RowKernels(Lowering):
     @compared(BY_TORCH)
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        cached = self.frames[-1].named["held"] = self.cached(step.options["state"])
+        cached = self.frames[-1].local_tensors["held"] = self.cached(step.options["state"])
         if cached is not None:
             self.absent.add(id(out))
         else:

@@ -33,7 +33,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         super().__init__(*run, **options)
         self.left: dict[Any, Tensor] = {}
 
-    def whole(self, scope: Scope) -> Callable[[], None] | None:
+    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
         """The kernels that run a module at once: those of the scan in it."""
         for step in own_steps(scope):
             if step.verb not in ("core", "scan"):
@@ -42,7 +42,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
                 return lambda: self.at_once(scope, run)
-        return super().whole(scope)
+        return super().module_kernel(scope)
 
     @property
     def one_further(self) -> bool:
