@@ -111,7 +111,7 @@ class Lowering:
     prepares: whether the run only finds the parameters.
     skipped: whether the first pass has left out a step, and with it parameters.
     run_only: stack → repeats of its pattern that run; stacks that are not there run whole.
-    below: layers of the model before the first layer of the program.
+    first_layer_index: layers of the model before the first layer of the program.
     paged: whether caches lie in a pool that exists before the passes and is not counted.
     shared_values: ids of the values that several layers read.
     recomputed_modules: id of a scope → its recomputation, for modules that are recomputed by themselves.
@@ -148,7 +148,7 @@ class Lowering:
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
-        self.stack_number = self.below = 0
+        self.stack_number = self.first_layer_index = 0
         self.last: dict[int, int] = {}
         self.shared_values: set[int] = set()
         self.stacks: dict[int, list[Tensor]] = {}
@@ -373,7 +373,12 @@ class Lowering:
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.run_only, dry.prepares, dry.below = False, self.run_only, True, self.below
+        dry.graph.enabled, dry.run_only, dry.prepares, dry.first_layer_index = (
+            False,
+            self.run_only,
+            True,
+            self.first_layer_index,
+        )
         dry.inputs = {
             rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
         }
@@ -640,7 +645,7 @@ class Lowering:
         order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.stack_number))
         self.stack_number += 1
         after, self.after_first = self.after_first, None
-        for layer_index, kind in enumerate(order, self.below):
+        for layer_index, kind in enumerate(order, self.first_layer_index):
             assert kind.takes is not None
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
@@ -648,7 +653,7 @@ class Lowering:
             below = hidden
             del hidden
             hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), below)
-            if after is not None and layer_index == self.below:
+            if after is not None and layer_index == self.first_layer_index:
                 hidden = self.changed(after, below, hidden)
             del below  # the stack's frame names a layer's input while the layer runs
         self.values[id(final.gives)] = hidden

@@ -88,7 +88,7 @@ def replay_rank(
     for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
         chunk.parameters = parameters
     layer_offsets = [
-        chunk.lowering.below - layers_before
+        chunk.lowering.first_layer_index - layers_before
         for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
     ]
     run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
@@ -114,7 +114,9 @@ def passes_key(run: RankRun) -> tuple[object, ...]:
         () if stage is None else (stage.first, stage.last, *names[stage.layers.start : stage.layers.stop])
         for stage in stages
     )
-    layers_before = [chunk.lowering.below for chunk in run.chunks] if any(run.rank_choices.bf16_layers) else []
+    layers_before = (
+        [chunk.lowering.first_layer_index for chunk in run.chunks] if any(run.rank_choices.bf16_layers) else []
+    )
     return coordinates, *stage_layers, *layers_before
 
 
@@ -122,7 +124,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     """Records the passes of a rank. is_last_stage: as in `record_passes`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
     layers_before, prefix_cache = (
-        [chunk.lowering.below for chunk in run.chunks],
+        [chunk.lowering.first_layer_index for chunk in run.chunks],
         PrefixCache(uses_expandable_segments(settings)),
     )
     try:

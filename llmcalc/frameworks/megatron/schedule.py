@@ -186,7 +186,7 @@ class RankRun:
         """Creates the chunk of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
-        lowering.below = 0 if stage is None else stage.layers.start
+        lowering.first_layer_index = 0 if stage is None else stage.layers.start
         return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------

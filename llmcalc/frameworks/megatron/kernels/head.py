@@ -112,7 +112,7 @@ class HeadKernels(ElementwiseKernels):
             is_recomputed = method == "uniform" or group_start < size
             group_end = min(len(layer_order), group_start + (size if method == "uniform" else 1))
             group_frames = [
-                Frame(layer_order[i], layer_index=self.below + i, owner=self.below + i)
+                Frame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
                 for i in range(group_start, group_end)
             ]
             layer_input = hidden

@@ -222,7 +222,11 @@ class RankKernels(Lowering):
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """Returns all parameters of a program, without counted allocations."""
         unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
-        unmetered.graph.enabled, unmetered.include, unmetered.below = False, self.include, self.below
+        unmetered.graph.enabled, unmetered.include, unmetered.first_layer_index = (
+            False,
+            self.include,
+            self.first_layer_index,
+        )
         entry_tensor = None
         entry = program.entry
         if entry is not None:

@@ -92,7 +92,7 @@ class DiscardedKernels(SparseKernels):
     def run_discardable(
         self, run: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a function and saves only its arguments. Returns outputs and an object that frees and recomputes them."""
+        """Runs a function and saves only its arguments. Returns its outputs and the `DiscardedOutputs`."""
         graph = self.graph
         if not recorded(graph, arguments):
             return run(arguments), None
