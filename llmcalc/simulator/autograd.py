@@ -95,11 +95,11 @@ class Graph:
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        before, self.enabled = self.enabled, False
+        was_enabled, self.enabled = self.enabled, False
         try:
             yield
         finally:
-            self.enabled = before
+            self.enabled = was_enabled
 
 
 def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
@@ -144,15 +144,15 @@ def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Te
 def saved_storages(out: Tensor) -> list[Storage]:
     """Every storage that the graph behind a tensor keeps for the backward pass, once."""
     storages: dict[int, Storage] = {}
-    todo = [] if out.node is None else [out.node]
-    seen = {id(node) for node in todo}
-    while todo:
-        node = todo.pop()
+    pending_nodes = [] if out.node is None else [out.node]
+    visited_ids = {id(node) for node in pending_nodes}
+    while pending_nodes:
+        node = pending_nodes.pop()
         storages |= {id(saved.tensor.storage): saved.tensor.storage for saved in node.saved}
         for edge in node.edges:
-            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in seen:
-                seen.add(id(edge[0]))
-                todo.append(edge[0])
+            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
+                visited_ids.add(id(edge[0]))
+                pending_nodes.append(edge[0])
     return list(storages.values())
 
 
@@ -167,13 +167,13 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
-    place = None
+    current_place = None
     with graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
-            if node.place is not place:
-                place = node.place
-                graph.meter.place = place.in_backward()
+            if node.place is not current_place:
+                current_place = node.place
+                graph.meter.place = current_place.in_backward()
             outs = _called(graph, node, gradients)
             attributes += node.attributes
             node.saved = []
@@ -257,19 +257,26 @@ def _add(
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
     an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
-    first = gradients[key]
-    if gradient.shape != first.shape:
-        gradient = graph.new(first.shape, gradient.dtype)
-    alone = sys.getrefcount(first) <= OWN + 1 and sys.getrefcount(first.storage) <= 2  # besides `held` and the tensor
-    alone = alone and (not first.has_base or (node is not None and node.compiled))
+    first_gradient = gradients[key]
+    if gradient.shape != first_gradient.shape:
+        gradient = graph.new(first_gradient.shape, gradient.dtype)
+    is_only_reference = (
+        sys.getrefcount(first_gradient) <= OWN + 1 and sys.getrefcount(first_gradient.storage) <= 2
+    )  # besides `held` and the tensor
+    is_only_reference = is_only_reference and (not first_gradient.has_base or (node is not None and node.compiled))
     in_place = (
-        graph.adds_in_place and alone and is_dense(first.shape, first.strides) and (node is None or not node.alone)
+        graph.adds_in_place
+        and is_only_reference
+        and is_dense(first_gradient.shape, first_gradient.strides)
+        and (node is None or not node.alone)
     )
     if graph.on_sum is not None:
-        graph.on_sum(first.bytes, in_place)
+        graph.on_sum(first_gradient.bytes, in_place)
     if not in_place:
-        strides = elementwise(((first.shape, first.strides), (gradient.shape, gradient.strides)), first.shape)
-        gradients[key] = graph.new(first.shape, first.dtype, strides)
+        strides = elementwise(
+            ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
+        )
+        gradients[key] = graph.new(first_gradient.shape, first_gradient.dtype, strides)
 
 
 def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
@@ -287,19 +294,19 @@ def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
 
 
 def _stored_alike(gradient: Tensor, leaf: Tensor) -> bool:
-    sides = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
-    return all(is_one(size) or a == b for size, a, b in sides)
+    axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
+    return all(is_one(size) or a == b for size, a, b in axes)
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
     """Per trained tensor behind a node, the number of its uses."""
     uses: dict[int, int] = {}
-    seen, todo = {id(root)}, [root]
-    while todo:
-        for edge in todo.pop().edges:
+    visited_ids, pending_nodes = {id(root)}, [root]
+    while pending_nodes:
+        for edge in pending_nodes.pop().edges:
             if isinstance(edge, Tensor):
                 uses[id(edge)] = uses.get(id(edge), 0) + 1
-            elif edge is not None and id(edge[0]) not in seen:
-                seen.add(id(edge[0]))
-                todo.append(edge[0])
+            elif edge is not None and id(edge[0]) not in visited_ids:
+                visited_ids.add(id(edge[0]))
+                pending_nodes.append(edge[0])
     return uses

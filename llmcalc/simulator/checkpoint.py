@@ -35,11 +35,17 @@ class Region:
         graph: Graph,
         run: Run,
         arguments: Sequence[Tensor],
-        early: bool,
-        kept: frozenset[str],
+        stops_early: bool,
+        kept_operations: frozenset[str],
         alternate: frozenset[str],
     ) -> None:
-        self.graph, self.run, self.early, self.kept, self.alternate = graph, run, early, kept, alternate
+        self.graph, self.run, self.early, self.kept, self.alternate = (
+            graph,
+            run,
+            stops_early,
+            kept_operations,
+            alternate,
+        )
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
@@ -56,31 +62,31 @@ class Region:
 
     def pack(self, tensor: Tensor) -> Saved:
         """Saves only the number of a tensor."""
-        later = _RecomputedTensor(self, len(self.packed))
-        self.packed.append(ref(later))
-        return later
+        recomputed_tensor = _RecomputedTensor(self, len(self.packed))
+        self.packed.append(ref(recomputed_tensor))
+        return recomputed_tensor
 
     def drop_unread(self) -> None:
         """Drops the kept results that follow the last saved tensor: the backward pass does not need them."""
-        for name, number, before in self.made_after:
-            if before == len(self.packed):
-                self.results[name][number] = None
+        for name, result_number, saved_before in self.made_after:
+            if saved_before == len(self.packed):
+                self.results[name][result_number] = None
 
-    def unpack(self, number: int) -> Tensor:
+    def unpack(self, tensor_number: int) -> Tensor:
         """The saved tensor of that number, which lives as long as the caller refers to it."""
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
-        tensor = self.recomputed[number]
+        tensor = self.recomputed[tensor_number]
         assert tensor is not None
-        self.recomputed[number] = None
+        self.recomputed[tensor_number] = None
         return tensor
 
     def _recompute(self) -> None:
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         recalled, graph.results = graph.results, _KeptResults(self) if self.kept else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
@@ -89,7 +95,7 @@ class Region:
         except _Stop:
             pass
         finally:
-            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, place, recalled
+            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, outer_place, recalled
             graph.autocast, graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
@@ -108,8 +114,8 @@ class _RecomputedTensor(Saved):
 
     __slots__ = ("__weakref__", "number", "region")
 
-    def __init__(self, region: Region, number: int) -> None:
-        self.region, self.number = region, number
+    def __init__(self, region: Region, tensor_number: int) -> None:
+        self.region, self.number = region, tensor_number
 
     def unpack(self) -> Tensor:
         return self.region.unpack(self.number)
@@ -140,21 +146,24 @@ class _KeptResults:
     def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         if not self.region.keeps(name, self.calls):
             return make()
-        number = self.next.get(name, 0)
-        self.next[name] = number + 1
-        out = self.region.results[name][number]
+        result_number = self.next.get(name, 0)
+        self.next[name] = result_number + 1
+        out = self.region.results[name][result_number]
         assert out is not None
-        self.region.results[name][number] = None
+        self.region.results[name][result_number] = None
         return out
 
 
-def _recomputed(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
+def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """The same tensor. leaf: whether it is trained, or no operation has made it that passes gradients on.
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
     copy = tensor.detached()
-    copy.leaf, copy.node = leaf, Node(graph, "argument", (), lambda *_: ()) if wanted and not leaf else None
+    copy.leaf, copy.node = (
+        is_leaf,
+        Node(graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
+    )
     return copy
 
 
@@ -169,8 +178,8 @@ def checkpoint(
     graph: Graph,
     run: Run,
     arguments: Sequence[Tensor],
-    early: bool = True,
-    kept: frozenset[str] = frozenset(),
+    stops_early: bool = True,
+    kept_operations: frozenset[str] = frozenset(),
     alternate: frozenset[str] = frozenset(),
     compiled: bool = False,
 ) -> Tensor:
@@ -183,14 +192,14 @@ def checkpoint(
     """
     if not graph.enabled:
         return run(arguments)
-    region = Region(graph, run, arguments, early, kept, alternate)
+    region = Region(graph, run, arguments, stops_early, kept_operations, alternate)
     graph.packs.append(region.pack)
-    before, graph.results = graph.results, _ResultKeeper(region) if kept else None
+    previous_results, graph.results = graph.results, _ResultKeeper(region) if kept_operations else None
     try:
         out = run(arguments)
     finally:
         graph.packs.pop()
-        graph.results = before
+        graph.results = previous_results
     if compiled:
         region.drop_unread()
     return out
@@ -203,18 +212,18 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     if not recorded(graph, arguments):
         return run(arguments)
 
-    within = graph.autocast
+    forward_autocast = graph.autocast
 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
         detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         autocast, casts = graph.autocast, graph.casts
-        graph.autocast, graph.casts = within, {}
+        graph.autocast, graph.casts = forward_autocast, {}
         out = run(detached)
         graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
-        graph.enabled, graph.meter.place = enabled, place
+        graph.enabled, graph.meter.place = enabled, outer_place
         return [
             tensor.grad if needs_grad else None for tensor, needs_grad in zip(detached, needs_input_grad, strict=True)
         ]

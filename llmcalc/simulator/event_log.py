@@ -86,13 +86,13 @@ class Recorder:
         self.events.append((path, OWNED, None))
 
     def allocate(self, size: Number) -> Block:
-        number, kind = self.count, self.kind
-        self.count = number + 1
+        storage_number, kind = self.count, self.kind
+        self.count = storage_number + 1
         if kind == "weights" and self.parameter_events is not None:
-            self.parameter_events += ((self._place, PLACED, None), (number, size, kind))
-            return Block(size, kind, number)
-        self.events.append((number, TAKEN, size) if kind == "overhead" else (number, size, kind))
-        return Block(size, kind, number)
+            self.parameter_events += ((self._place, PLACED, None), (storage_number, size, kind))
+            return Block(size, kind, storage_number)
+        self.events.append((storage_number, TAKEN, size) if kind == "overhead" else (storage_number, size, kind))
+        return Block(size, kind, storage_number)
 
     def free(self, block: Block) -> None:
         self.events.append((block.handle, FREED, None))
@@ -126,19 +126,19 @@ class RecordedEvents:
     phases: Sequence[str]
 
 
-def allocated(piece: Sequence[Event]) -> dict[int, int]:
+def allocated(events: Sequence[Event]) -> dict[int, int]:
     """Storage → bytes of the storages that a piece allocates, without workspaces, which stay allocated."""
-    return {number: size for number, size, _ in piece if size >= 0}
+    return {storage: size for storage, size, _ in events if size >= 0}
 
 
-def freed(piece: Sequence[Event]) -> set[int]:
+def freed(events: Sequence[Event]) -> set[int]:
     """The storages that a piece frees."""
-    return {x for x, size, _ in piece if size == FREED}
+    return {x for x, size, _ in events if size == FREED}
 
 
-def rename_events(old: Sequence[Event], new: Sequence[Event]) -> list[Event]:
+def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
     """Events after which the storages of an old piece have the memory of a new piece's storages, in order."""
-    return [(x, NAMED, y) for x, y in zip(allocated(old), allocated(new), strict=True)]
+    return [(x, NAMED, y) for x, y in zip(allocated(old_events), allocated(new_events), strict=True)]
 
 
 def is_repeatable(

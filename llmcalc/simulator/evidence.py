@@ -30,8 +30,8 @@ def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Eviden
         value = getattr(choices, field.name)
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):
             continue
-        stated = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
-        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, stated), UNTESTED))
+        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
+        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, matching_kernels), UNTESTED))
 
 
 def choice_name(field: str, value: object) -> str:

@@ -78,27 +78,31 @@ class LayerStack:
         return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 
 
-def layer_stacks(spec: ModelSpec, every: int = 1) -> list[LayerStack]:
+def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
     """The layers of each stack, in the order in which the stacks run.
 
     every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
     """
-    return program_stacks(spec.program().root, every)
+    return program_stacks(spec.program().root, recompute_interval)
 
 
-def program_stacks(root: Scope, every: int = 1, below: int = 0) -> list[LayerStack]:
+def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
     """The layers of each stack of a program. below: layers of the model before the first layer of the program."""
     stacks = []
-    for parents, kinds in _stacks(root):
-        order = list(layer_kinds(kinds))
-        before, period, repeats = find_pattern(order)
-        after = len(order) - before - period * repeats
-        path = ".".join((*parents, kinds[0].name))
-        times = lcm(period, every) // period
-        repeats, rest = divmod(repeats, times)
-        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, kinds)):
-            repeats, rest = repeats - 1, rest + times
-        stacks.append(LayerStack(path, below + before, period * times, repeats, times, rest, after))
+    for parents, layer_scopes in _stacks(root):
+        order = list(layer_kinds(layer_scopes))
+        layers_before, period, repeats = find_pattern(order)
+        layers_after = len(order) - layers_before - period * repeats
+        path = ".".join((*parents, layer_scopes[0].name))
+        times = lcm(period, recompute_interval) // period
+        repeats, remaining_repeats = divmod(repeats, times)
+        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
+            repeats, remaining_repeats = repeats - 1, remaining_repeats + times
+        stacks.append(
+            LayerStack(
+                path, first_layer_index + layers_before, period * times, repeats, times, remaining_repeats, layers_after
+            )
+        )
     return stacks
 
 
@@ -115,12 +119,12 @@ def _shares_tensors(kind: Scope) -> bool:
 
 def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Every stack that runs, as the path of the module around it and its kinds of layers."""
-    kinds = [
+    layer_scopes = [
         item
         for item in scope.items
         if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
     ]
-    stacks = [(parents, kinds)] if kinds else []
+    stacks = [(parents, layer_scopes)] if layer_scopes else []
     for item in scope.items:
         if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
             stacks += _stacks(item, (*parents, item.name))

@@ -256,9 +256,9 @@ class Lowering:
         """The weight [out, in] of a linear layer. Another step may share it."""
         assert step.weight is not None
         shape = extent(step.weight.out), extent(step.weight.ins)
-        lent = step.options.get("lent")
-        if lent:
-            return self.weight(f"{lent}.weight", shape, self.module_path(above=1))
+        lending_layer = step.options.get("lent")
+        if lending_layer:
+            return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
         return self._shared_weight(step.weight, step.name, shape)
 
     def table(self, step: Step) -> Tensor:
@@ -283,28 +283,32 @@ class Lowering:
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def module_path(self, above: int = 0) -> Path:
+    def module_path(self, levels_up: int = 0) -> Path:
         """The path of the module that runs, with the indices of the layers that own its parameters.
 
         above: of which module around it instead, 1 for the nearest.
         """
         path: list[Any] = []
-        for i, frame in enumerate(self.frames[: len(self.frames) - above]):
+        for i, frame in enumerate(self.frames[: len(self.frames) - levels_up]):
             path.append(frame.scope.name)
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
-                shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
-                is_per_layer = any(above.scope.per_layer for above in self.frames[i:])
+                shared = any(levels_up.scope.about.get("role") == "shared" for levels_up in self.frames[i:])
+                is_per_layer = any(levels_up.scope.per_layer for levels_up in self.frames[i:])
                 path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 
-    def never_read(self, name: str, use: Use) -> list[Tensor]:
+    def never_read(self, name: str, parameter_use: Use) -> list[Tensor]:
         """The weights and buffers of a node that no pass runs. name: the node's name."""
         meter, trained = self.graph.meter, self.trained and self.adapters is None
-        leaf = trained and not getattr(use.op, "frozen", False)
-        tensors = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
-        return [*tensors, empty(meter, (use.buffers(),), self.dtype)] if use.has("buffers") else tensors
+        is_leaf = trained and not getattr(parameter_use.op, "frozen", False)
+        tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
+        return (
+            [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
+            if parameter_use.has("buffers")
+            else tensors
+        )
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -324,9 +328,9 @@ class Lowering:
         layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 
-    def unsupported(self, what: str, name: str = "") -> Unsupported:
+    def unsupported(self, reason: str, name: str = "") -> Unsupported:
         """The error of a step that has no kernels here. name: the step's own name."""
-        return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {what}")
+        return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
 
     def run(self, program: Flow) -> Tensor:
         """Runs a program, drops all tensors but its result, and returns that."""
@@ -387,15 +391,15 @@ class Lowering:
         dry.run(program)
         return dry.weights, dry.buffers
 
-    def made_parameter(self, key: Path, like: Tensor) -> Tensor:
+    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. like: a tensor of its shape and number format."""
-        return empty(self.graph.meter, like.shape, like.dtype, leaf=like.leaf)
+        return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, use, times in unused(program.root):
-                self.unused += [weight for _ in range(times) for weight in self.never_read(name, use)]
+            for name, parameter_use, times in unused(program.root):
+                self.unused += [weight for _ in range(times) for weight in self.never_read(name, parameter_use)]
 
     def take_frames(self, program: Flow) -> None:
         """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
@@ -409,9 +413,9 @@ class Lowering:
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
-            entry = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
-        self.inputs[ENTRY] = entry
-        return entry
+            stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+        self.inputs[ENTRY] = stage_input
+        return stage_input
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -429,9 +433,9 @@ class Lowering:
             if scope.takes is not None:
                 steps = list(scope.steps(idle=False))
                 outputs = {id(out) for step in steps for out in step.outs}
-                read = {id(value.storage) for step in steps for value in step.ins}
-                below = {id(scope.takes.storage)} - self.shared_values
-                self.makes[id(scope)], self.reads[id(scope)] = outputs, read - outputs - below
+                storages_read = {id(value.storage) for step in steps for value in step.ins}
+                layer_input_ids = {id(scope.takes.storage)} - self.shared_values
+                self.makes[id(scope)], self.reads[id(scope)] = outputs, storages_read - outputs - layer_input_ids
 
     def _find_recomputed_modules(self, root: Scope) -> None:
         """Finds the modules that are recomputed by themselves. Raises `InputError` for an unknown module."""
@@ -444,12 +448,12 @@ class Lowering:
     def _recomputed_module(self, scope: Scope, root: Scope) -> RecomputedModule:
         steps = list(scope.steps(idle=False))
         inside, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
-        read = {id(value): value for step in steps for value in step.ins if among(value, outputs) is None}
-        others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
+        values_read = {id(value): value for step in steps for value in step.ins if among(value, outputs) is None}
+        outside_reads = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
         return RecomputedModule(
-            tuple(value for value in read.values() if not view_of(value, scope.reads)),
-            frozenset(among(value, outputs) or 0 for value in others) - {0, id(scope.gives)},
-            tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
+            tuple(value for value in values_read.values() if not view_of(value, scope.reads)),
+            frozenset(among(value, outputs) or 0 for value in outside_reads) - {0, id(scope.gives)},
+            tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in inside),
         )
 
     def module(self, frame: Frame) -> None:
@@ -468,28 +472,28 @@ class Lowering:
         """
         assert scope.reads is not None
         assert scope.gives is not None
-        reads, gives = scope.reads, scope.gives
-        above, memo = self._frames_copy(), self.memo
+        module_input, module_output = scope.reads, scope.gives
+        outer_frames, memo = self._frames_copy(), self.memo
         outside = {key: self.values[key] for key in self.shared_values if key in self.values}
         outside |= {
             id(bound): self.values[id(bound)] for value in recomputed.reads if (bound := self._bound(value)) is not None
         }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
-            before = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound = {**outside, id(reads): arguments[0]}, {}
-            self.frames, self.memo = list(above), memo
+            caller_state = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound = {**outside, id(module_input): arguments[0]}, {}
+            self.frames, self.memo = list(outer_frames), memo
             try:
                 self._module(Frame(scope))
-                before[0].update({key: self.values[key] for key in recomputed.escapes if key in self.values})
-                return self.get(gives)
+                caller_state[0].update({key: self.values[key] for key in recomputed.escapes if key in self.values})
+                return self.get(module_output)
             finally:
-                self.values, self.bound, self.frames, self.memo = before
+                self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.checkpointed(run, [self.get(reads)])
+        out = self.checkpointed(run, [self.get(module_input)])
         for value in recomputed.lasts:
             self.forget(value.storage)
-        self.bind(gives, out)
+        self.bind(module_output, out)
 
     def _bound(self, value: Value | None) -> Value | None:
         """The value itself or the nearest one it is a view of, whichever has a tensor."""
@@ -502,9 +506,9 @@ class Lowering:
         argument = None if scope.reads is None else self.get(scope.reads)
         self.frames.append(frame)
         meter = self.graph.meter
-        outside, meter.place = meter.place, self.place
+        outer_place, meter.place = meter.place, self.place
         memo, self.memo = self.memo, {} if scope.apart else self.memo
-        known = set(self.values) if scope.apart else set()
+        outer_values = set(self.values) if scope.apart else set()
         module_kernel = self.module_kernel(scope)
         with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
@@ -512,11 +516,11 @@ class Lowering:
             else:
                 module_kernel()
         if scope.apart and scope.gives is not None:  # what its layers read goes with it
-            for key in set(self.values) - known - {id(scope.gives), id(scope.gives.storage)}:
+            for key in set(self.values) - outer_values - {id(scope.gives), id(scope.gives.storage)}:
                 self.values.pop(key)
         self.memo = memo
         self.frames.pop()
-        meter.place = outside
+        meter.place = outer_place
         del argument
 
     def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
@@ -524,17 +528,17 @@ class Lowering:
         return None
 
     def items(self, items: Sequence[Item]) -> None:
-        kinds: list[Scope] = []
+        layer_scopes: list[Scope] = []
         for item in items:
             if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
                 self._leave_out(item)
                 continue
             if isinstance(item, Scope) and item.takes is not None:
-                kinds.append(item)
+                layer_scopes.append(item)
                 continue
-            if kinds:
-                self.layers(kinds)
-                kinds = []
+            if layer_scopes:
+                self.layers(layer_scopes)
+                layer_scopes = []
             if isinstance(item, Alternatives):
                 self.alternatives(item)
             elif isinstance(item, Step):
@@ -545,8 +549,8 @@ class Lowering:
                 self.side_by_side(item)
             else:
                 self.module(Frame(item))
-        if kinds:
-            self.layers(kinds)
+        if layer_scopes:
+            self.layers(layer_scopes)
 
     def skips(self, scope: Scope) -> bool:
         """Whether a module does not run: an optional part that is not included, or one that never runs."""
@@ -564,30 +568,30 @@ class Lowering:
 
     def _count_stacks(self, scope: Scope) -> int:
         """The number of stacks in a module."""
-        stacks, inside = 0, False
+        stacks, in_stack = 0, False
         for item in scope.items:
             if isinstance(item, Scope) and self.skips(item):
                 continue
-            layer = isinstance(item, Scope) and item.takes is not None
-            stacks += layer and not inside
-            inside = layer
-            if isinstance(item, Scope) and not layer:
+            is_layer = isinstance(item, Scope) and item.takes is not None
+            stacks += is_layer and not in_stack
+            in_stack = is_layer
+            if isinstance(item, Scope) and not is_layer:
                 stacks += self._count_stacks(item)
         return stacks
 
-    def branch(self, item: Alternatives) -> Scope:
+    def branch(self, alternatives: Alternatives) -> Scope:
         """The alternative that this run uses."""
-        return item.branches[self.run_config.execution.form(item.branches, self.run_config.workload)]
+        return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
         """Runs one alternative, and binds its result to that of the first alternative."""
-        first, *_ = item.branches.values()
+        first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
-        assert first.gives is not None
+        assert first_branch.gives is not None
         assert branch.gives is not None
-        if branch is not first:
-            self.set(first.gives, self.get(branch.gives))
+        if branch is not first_branch:
+            self.set(first_branch.gives, self.get(branch.gives))
             self.forget(branch.gives.storage)
 
     def step(self, step: Step) -> None:
@@ -610,10 +614,10 @@ class Lowering:
             return True
         return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
 
-    def release(self, item: Step | Scope, read: Iterable[Value]) -> None:
+    def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
         """Drops the values that no later step reads."""
-        for value in read:
-            if self.last.get(id(value.storage)) == id(item):
+        for value in values:
+            if self.last.get(id(value.storage)) == id(reader):
                 self.forget(value.storage)
 
     def side_by_side(self, scope: Scope) -> None:
@@ -634,29 +638,29 @@ class Lowering:
         self.stacks[id(scope.gives)] = outputs
         self.release(scope, (value for step in scope.steps() for value in step.ins))
 
-    def layers(self, kinds: list[Scope]) -> None:
+    def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs layers of these kinds in the model's order. Each reads the output of the one before it."""
-        first, final = kinds[0], kinds[-1]
-        assert first.takes is not None
-        assert final.gives is not None
-        hidden = self.get(first.takes)
-        self._leave(first.takes)
+        first_layer, last_layer = layer_scopes[0], layer_scopes[-1]
+        assert first_layer.takes is not None
+        assert last_layer.gives is not None
+        hidden = self.get(first_layer.takes)
+        self._leave(first_layer.takes)
         owners: dict[str, int] = {}
-        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.stack_number))
+        layer_order = shortened(list(layer_kinds(layer_scopes)), self.run_only.get(self.stack_number))
         self.stack_number += 1
-        after, self.after_first = self.after_first, None
-        for layer_index, kind in enumerate(order, self.first_layer_index):
+        module_after_first, self.after_first = self.after_first, None
+        for layer_index, kind in enumerate(layer_order, self.first_layer_index):
             assert kind.takes is not None
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
             owner = owners.setdefault("" if label == BASE else label, layer_index)
-            below = hidden
+            layer_input = hidden
             del hidden
-            hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), below)
-            if after is not None and layer_index == self.first_layer_index:
-                hidden = self.changed(after, below, hidden)
-            del below  # the stack's frame names a layer's input while the layer runs
-        self.values[id(final.gives)] = hidden
+            hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), layer_input)
+            if module_after_first is not None and layer_index == self.first_layer_index:
+                hidden = self.changed(module_after_first, layer_input, hidden)
+            del layer_input  # the stack's frame names a layer's input while the layer runs
+        self.values[id(last_layer.gives)] = hidden
 
     def changed(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
         """Runs a module right after a layer with input x and output y."""
@@ -675,26 +679,31 @@ class Lowering:
         """The modules around the current one, without their variables."""
         return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]
 
-    def _leave(self, takes: Value) -> None:
+    def _leave(self, layer_input: Value) -> None:
         """Drops the input of a layer; if other layers read it too, only the layer's own reference to it."""
-        self.values.pop(id(takes), None)
-        if id(takes.storage) not in self.shared_values:
-            self.forget(takes.storage)
+        self.values.pop(id(layer_input), None)
+        if id(layer_input.storage) not in self.shared_values:
+            self.forget(layer_input.storage)
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the one before it."""
-        scope, what = frame.scope, self.recompute
-        takes, gives = scope.takes, scope.gives
-        assert takes is not None
-        assert gives is not None
-        if frame.layer_index is None or not what.layers or frame.layer_index % what.every or not is_a_layer(scope):
-            self.values[id(takes)] = x
+        scope, recompute = frame.scope, self.recompute
+        layer_input, layer_output = scope.takes, scope.gives
+        assert layer_input is not None
+        assert layer_output is not None
+        if (
+            frame.layer_index is None
+            or not recompute.layers
+            or frame.layer_index % recompute.every
+            or not is_a_layer(scope)
+        ):
+            self.values[id(layer_input)] = x
             self.module(frame)
-            out = self.get(gives)
-            self._leave(takes)
-            self.forget(gives.storage)
+            out = self.get(layer_output)
+            self._leave(layer_input)
+            self.forget(layer_output.storage)
             return out
-        return self.checkpointed(self.replayed(frame, takes, gives), [x, *self.carried.values()])
+        return self.checkpointed(self.replayed(frame, layer_input, layer_output), [x, *self.carried.values()])
 
     @property
     def carried(self) -> dict[Any, Tensor]:
@@ -707,40 +716,40 @@ class Lowering:
             del self.memo[key]
         self.memo.update(tensors)
 
-    def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
+    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         """A function that runs a layer, now or in the backward pass.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        above, memo = (
+        outer_frames, memo = (
             self._frames_copy(),
             self.memo,
         )
-        below, first = tuple(self.carried), True
+        carried_keys, is_first_run = tuple(self.carried), True
         outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
-        shared_outputs = (self.shared_values & self.makes[id(frame.scope)]) - {id(gives.storage)}
+        shared_outputs = (self.shared_values & self.makes[id(frame.scope)]) - {id(layer_output.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
-            nonlocal first
-            before = self.values, self.bound, self.frames, self.memo
+            nonlocal is_first_run
+            caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
-                {**outside, id(takes): arguments[0]},
+                {**outside, id(layer_input): arguments[0]},
                 {},
-                list(above),
+                list(outer_frames),
                 memo,
             )
-            now, is_recomputed, first = self.carried, not first, False
-            self.carry(dict(zip(below, arguments[1:], strict=True)))
+            carried_now, is_recomputed, is_first_run = self.carried, not is_first_run, False
+            self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner))
-                out = self.get(gives)
-                before[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
+                out = self.get(layer_output)
+                caller_state[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
                 return out
             finally:
                 if is_recomputed:
-                    self.carry(now)
-                self.values, self.bound, self.frames, self.memo = before
+                    self.carry(carried_now)
+                self.values, self.bound, self.frames, self.memo = caller_state
 
         return run
 
@@ -748,8 +757,10 @@ class Lowering:
         """Runs a part whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
-        what, compiled = self.recompute, self.choices.compiled
-        return checkpoint(self.graph, run, arguments, kept=what.kept, alternate=what.alternate, compiled=compiled)
+        recompute, compiled = self.recompute, self.choices.compiled
+        return checkpoint(
+            self.graph, run, arguments, kept_operations=recompute.kept, alternate=recompute.alternate, compiled=compiled
+        )
 
     # --- what passes keep for later ones ----------------------------------------------------------------------------
 

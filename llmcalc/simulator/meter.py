@@ -128,11 +128,11 @@ class Meter:
 
     def allocate(self, size: Number) -> Block:
         block = Block(size, self.kind, None if self.device is None else self.device.allocate(size, self.stream))
-        self.now = now = self.now + size
+        self.now = live_bytes = self.now + size
         self.by_kind[self.kind] += size
-        self.peak = max(self.peak, now)
-        if now > self._here.bytes:
-            self._here.bytes, self._risen = now, True
+        self.peak = max(self.peak, live_bytes)
+        if live_bytes > self._here.bytes:
+            self._here.bytes, self._risen = live_bytes, True
         return block
 
     def free(self, block: Block) -> None:

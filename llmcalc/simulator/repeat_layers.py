@@ -63,9 +63,11 @@ class AllocatorOverhead(NamedTuple):
         reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def extrapolated(self, larger: AllocatorOverhead, missing: int, added: int) -> AllocatorOverhead:
+    def extrapolated(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
         """The overhead of `missing` more layers than `larger` has, which has `added` more layers than this run."""
-        return AllocatorOverhead(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, larger, strict=True)))
+        return AllocatorOverhead(
+            *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
+        )
 
 
 class InnerEvent(NamedTuple):
@@ -113,8 +115,8 @@ class RepeatAnalysis:
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
-        self.recorded, self.stacks, self.repeating = recorded, stacks, repeating
+    def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
+        self.recorded, self.stacks, self.repeating = recorded_events, stacks, repeating
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
@@ -123,14 +125,14 @@ class RepeatAnalysis:
         self.orders = [[(i, k) for k in direction] for i in repeating for direction in directions]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for piece in (recorded.set_up, *recorded.first, *recorded.then):
+        for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
             if id(piece) not in self.parts:
                 runs = list(self._split_by_repeat(piece))
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
                 self.parts[id(piece)] = list(self._parts(runs))
-        sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, Sweep)]
+        sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
         for sweep in sweeps:
@@ -140,13 +142,13 @@ class RepeatAnalysis:
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
-    def _split_by_repeat(self, piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
+    def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events in order, cut wherever another repeat begins; None for those outside of all repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
         events: list[Event] = []
-        for event in piece:
+        for event in events_of_piece:
             x, size, _ = event
             if size >= 0:
                 self.allocated_in[x] = repeat
@@ -179,20 +181,20 @@ class RepeatAnalysis:
             yield repeat, events
             return
         runs = [(origin, list(run)) for origin, run in groupby(events, self._origin_of_released)]
-        rest: list[Event] = []
+        pending_events: list[Event] = []
         i = 0
         while i < len(runs):
             if [origin for origin, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
-                if rest:
-                    yield None, rest
+                if pending_events:
+                    yield None, pending_events
                 yield from runs[i : i + RECORDED_REPEATS]
-                rest = []
+                pending_events = []
                 i += RECORDED_REPEATS
             else:
-                rest += runs[i][1]
+                pending_events += runs[i][1]
                 i += 1
-        if rest:
-            yield None, rest
+        if pending_events:
+            yield None, pending_events
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
         x, size, _ = event
@@ -208,19 +210,19 @@ class RepeatAnalysis:
             self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[key]
 
-    def _repeat_in_stack(self, number: int, place: Place) -> Repeat | None:
-        stack = self.stacks[number]
+    def _repeat_in_stack(self, stack_index: int, place: Place) -> Repeat | None:
+        stack = self.stacks[stack_index]
         repeat = (place.layer_index - stack.before) // stack.period
-        return (number, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
+        return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
         """The repeat that contains a parameter."""
         names: list[str] = []
-        for part in path[1:]:
-            if type(part) is not int:
-                names += [part] if part else []
+        for path_part in path[1:]:
+            if type(path_part) is not int:
+                names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(Place("", part, ".".join(names)))
+            repeat = self._repeat_of_place(Place("", path_part, ".".join(names)))
             if repeat is not None:
                 return repeat
         return None
@@ -236,9 +238,9 @@ class RepeatAnalysis:
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            sweep, end = self._sweep_from(*repeat, runs, i)
+            sweep, next_index = self._sweep_from(*repeat, runs, i)
             yield events if sweep is None else sweep
-            i = end
+            i = next_index
 
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
@@ -247,33 +249,33 @@ class RepeatAnalysis:
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
-        rising = repeat == 0
-        step, end = (1, LAST) if rising else (-1, 0)
+        is_rising = repeat == 0
+        step, last_repeat = (1, LAST) if is_rising else (-1, 0)
         repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
-        between: list[Event] = []  # outside of all repeats, after the last run of a repeat
+        events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for i in range(start, len(runs)):
-            current, events = runs[i]
-            if current is None:
-                between += events
+            repeat_and_stack, events = runs[i]
+            if repeat_and_stack is None:
+                events_between += events
                 continue
-            if current not in ((stack, repeat), (stack, repeat + step)):
+            if repeat_and_stack not in ((stack, repeat), (stack, repeat + step)):
                 break
-            repeats[repeat] += between
-            between = []
-            repeat = current[1]
+            repeats[repeat] += events_between
+            events_between = []
+            repeat = repeat_and_stack[1]
             repeats[repeat] += events
-            if repeat == end:
-                return Sweep(stack, rising, repeats), i + 1
+            if repeat == last_repeat:
+                return Sweep(stack, is_rising, repeats), i + 1
         return None, start + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
         """Finds for each storage of the second repeat its twin in the third."""
-        second, third = sweep.repeats[1], sweep.repeats[2]
-        if len(second) != len(third):
+        second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
+        if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (x, size, value), (y, other_size, other_value) in zip(second, third, strict=True):
+        for (x, size, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
             if size != other_size or value != other_value:
                 raise NotRepeating
             if size >= 0:
@@ -282,9 +284,9 @@ class RepeatAnalysis:
             elif size in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner_event(self, stack: int, second: Event, third: Event) -> InnerEvent:
+    def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
         """The event of every inner repeat, from the event of the second repeat and that of the third."""
-        (x, size, value), (y, _, _) = second, third
+        (x, size, value), (y, _, _) = second_event, third_event
         if size == PLACED:
             return self._inner_place(x, y)
         twin_x, twin_y = self.twins.get(x), self.twins.get(y)
@@ -308,9 +310,9 @@ class RepeatAnalysis:
         for which no event was recorded.
         """
         for repeat, events in self.edges:
-            far = 2 if repeat == 0 else 1
+            inner_repeat = 2 if repeat == 0 else 1
             for x, size, _ in events:
-                if size != PLACED and x in self.twins and self.twins[x][1] == far:
+                if size != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
                     raise NotRepeating
         outside: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
@@ -372,9 +374,9 @@ class RepeatedEvents:
         for x, stack in analysis.stack_of.items():
             self.starts[x] = self.numbers[x] = self.count
             self.count += self.inner_repeats[stack]
-        for x, (second, repeat) in analysis.twins.items():
+        for x, (twin_storage, repeat) in analysis.twins.items():
             if repeat == 2:
-                self.numbers[x] = self.starts[second] + self.inner_repeats[analysis.stack_of[second]] - 1
+                self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
     def of(self, piece: Sequence[Event]) -> list[Event]:
@@ -388,30 +390,34 @@ class RepeatedEvents:
                     self._add_once(events, part)
         return self.pieces[id(piece)]
 
-    def _add_once(self, events: list[Event], part: list[Event]) -> None:
+    def _add_once(self, events: list[Event], part_events: list[Event]) -> None:
         """Adds events of the first or the last repeat, or outside of all repeats."""
-        get = self.numbers.get
+        storage_number = self.numbers.get
         if self.places:
             events += [
-                (self._shifted_place(x), size, value) if size == PLACED else (get(x, x), size, value)
-                for x, size, value in part
+                (self._shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
+                for x, size, value in part_events
             ]
         else:
-            events += [(get(x, x), size, value) for x, size, value in part if size not in IGNORED_BY_ALLOCATOR]
+            events += [
+                (storage_number(x, x), size, value)
+                for x, size, value in part_events
+                if size not in IGNORED_BY_ALLOCATOR
+            ]
 
     def _add_sweep(self, events: list[Event], sweep: Sweep) -> None:
         """Adds the events of the first repeat, of every inner repeat, and of the last one, in the sweep's direction."""
-        last = self.inner_repeats[sweep.stack] - 1
+        last_inner = self.inner_repeats[sweep.stack] - 1
         first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
         self._add_once(events, first_events)
-        inner = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
-        lines = [self._line(event) for event in inner]
-        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last: []}
-        for i, event in enumerate(inner):
+        inner_events = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
+        lines = [self._line(event) for event in inner_events]
+        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last_inner: []}
+        for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
-                edges[0 if event.owner == -1 else last].append((i, event))
+                edges[0 if event.owner == -1 else last_inner].append((i, event))
         shifted = self.analysis.stacks[sweep.stack].shifted
-        for repeat in range(last + 1) if sweep.rising else range(last, -1, -1):
+        for repeat in range(last_inner + 1) if sweep.rising else range(last_inner, -1, -1):
             if self.places:
                 repeat_events = [
                     (shifted(x, repeat) if step and size == PLACED else x + step * repeat if step else x, size, value)

@@ -84,22 +84,22 @@ class EventMeter(Meter):
         if trace.releases_of_other_passes:
             steps = list(steps)
             for (chunk, kind, distance), releases in trace.releases_of_other_passes.items():
-                other = chunk, kind, pass_id[2] + distance
-                first = base if other == pass_id else first_storages.get(other)
-                if first is None:
+                other_pass = chunk, kind, pass_id[2] + distance
+                first_storage = base if other_pass == pass_id else first_storages.get(other_pass)
+                if first_storage is None:
                     raise NotRepeating
-                first -= base
+                first_storage -= base
                 for i, x in releases:
-                    steps[i] = first + x, 0, 0  # `release`
+                    steps[i] = first_storage + x, 0, 0  # `release`
         self.pieces.append((steps, base))
         self._count(trace, more_layers)
         return base
 
     def _count(self, trace: PassTrace, more_layers: int) -> None:
         """Counts the bytes of a pass, and the peak at each of its places."""
-        now, kinds = self.now, self.by_kind
+        bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum(kinds, trace.kinds_at_first_release)
+            self._here.by_kind = _sum(kinds_before, trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         key = id(trace), more_layers
@@ -107,21 +107,21 @@ class EventMeter(Meter):
         if peaks is None:
             peaks = [(shifted(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
             self._shifted_peaks[key] = peaks
-        end = shifted(trace.end, more_layers)
+        end_place = shifted(trace.end, more_layers)
         is_rising = False
-        if now > self._highest.get(key, -1):  # else each place had as much before
-            self._highest[key] = now
+        if bytes_before > self._highest.get(key, -1):  # else each place had as much before
+            self._highest[key] = bytes_before
             for place, bytes, added in peaks:
                 peak = self.peaks.get(place)
                 if peak is None:
                     peak = self.peaks[place] = Peak()
-                if now + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(now + bytes, kinds, added)
-                    is_rising = is_rising or (place == end and trace.ends_rising)
-        self.peak = max(self.peak, now + trace.most)
+                if bytes_before + bytes > peak.bytes:
+                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
+                    is_rising = is_rising or (place == end_place and trace.ends_rising)
+        self.peak = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
-        self.by_kind = _sum(kinds, trace.kinds)
-        self._place, self._here, self._risen = end, self.peaks[end], is_rising
+        self.by_kind = _sum(kinds_before, trace.kinds)
+        self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
@@ -129,8 +129,8 @@ class SummedPeak(Peak):
 
     __slots__ = ("_by_kind", "added", "before")
 
-    def __init__(self, bytes: int, before: Mapping[str, int], added: Mapping[str, int]) -> None:
-        self.bytes, self.before, self.added = bytes, before, added
+    def __init__(self, bytes: int, bytes_before: Mapping[str, int], added_bytes: Mapping[str, int]) -> None:
+        self.bytes, self.before, self.added = bytes, bytes_before, added_bytes
         self._by_kind: dict[str, int] | None = None
 
     @property
@@ -149,8 +149,8 @@ def shifted(place: Place, layers: int) -> Place:
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
-def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    return {kind: bytes + second.get(kind, 0) for kind, bytes in first.items()}
+def _sum(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+    return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
 
 
 PassId: TypeAlias = tuple[int, str, int]
@@ -223,11 +223,12 @@ class PassTrace:
 
     def relative(self, pass_id: PassId) -> PassTrace:
         """The trace with the micro-batches of other passes relative to that of this pass."""
-        chunk, _, number = pass_id
-        if any(other != chunk for other, *_ in self.releases_of_other_passes):
+        chunk, _, pass_number = pass_id
+        if any(other_chunk != chunk for other_chunk, *_ in self.releases_of_other_passes):
             raise NotRepeating
         releases = {
-            (of_chunk, kind, i - number): steps for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
+            (of_chunk, kind, i - pass_number): steps
+            for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
         }
         return replace(self, releases_of_other_passes=releases)
 
@@ -250,34 +251,38 @@ class PassCounter:
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of a chunk's next forward pass."""
-        number = self.forwards[chunk]
+        pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._case(chunk, "F", number), (chunk, "F", number)
+        return self._case(chunk, "F", pass_number), (chunk, "F", pass_number)
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of the loss after the last forward pass."""
-        number = self.forwards[chunk] - 1
-        return self._case(chunk, "L", number), (chunk, "L", number)
+        pass_number = self.forwards[chunk] - 1
+        return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
-    def _case(self, chunk: int, kind: str, number: int) -> PassCase:
-        before = "flying" if self.backwards[chunk] < number else "done"
-        return chunk, kind, _nth(number), before if number else ""
+    def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
+        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
+        return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of a chunk's next backward pass."""
-        number = self.backwards[chunk]
+        pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
-        after = "begun" if self.forwards[chunk] > number + 1 else "alone"
-        fresh, self.fresh[chunk] = self.fresh[chunk], False
-        return (chunk, "B", _nth(number), f"{after}, fresh" if fresh else after), (chunk, "B", number)
+        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
+        is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
+        return (chunk, "B", _nth(pass_number), f"{next_state}, fresh" if is_first_backward else next_state), (
+            chunk,
+            "B",
+            pass_number,
+        )
 
 
-def _nth(number: int) -> int:
+def _nth(pass_number: int) -> int:
     """The number of a pass in its case, up to 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
-    return min(number, 2)
+    return min(pass_number, 2)
 
 
 class RecordedPass(NamedTuple):
@@ -315,30 +320,34 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, run)
 
     def _run(self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = run()
         x = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = [without_storage(0, output)]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, x, outputs))
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, x, outputs))
         return output
 
-    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Runs a backward pass. leaves: tensors that may have their gradients after it."""
         case, pass_id = self.next_backward(chunk)
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
-        gradients = [without_storage(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, None, gradients))
+        gradients = [
+            without_storage(i, gradient_leaf.grad)
+            for i, gradient_leaf in enumerate(gradient_leaves)
+            if gradient_leaf.grad is not None
+        ]
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, gradients))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
         return TraceReader(self.meter.events, self.passes).traces
 
 
-def without_storage(number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
     """The number, a tensor of the same shape without memory, and the number of the tensor's storage."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
-    return number, shape_only, tensor.storage.block.handle
+    return output_number, shape_only, tensor.storage.block.handle
 
 
 _NO_STORAGE = Storage(NoMeter(), 0)
@@ -384,10 +393,10 @@ class PassBytes:
             self.place = place
             self._raise_peak()
 
-    def reclassify(self, size: int, old: str, new: str) -> None:
+    def reclassify(self, size: int, old_kind: str, new_kind: str) -> None:
         """Counts bytes of one kind under another."""
-        self.kinds[old] = self.kinds.get(old, 0) - size
-        self.kinds[new] = self.kinds.get(new, 0) + size
+        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - size
+        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + size
 
     def settle(self) -> None:
         """Stores the bytes by kind at the current peak, which can no longer rise."""
@@ -442,39 +451,48 @@ class TraceReader:
             elif size == FREED and x in self.origins and x not in self.output_storages:
                 raise NotRepeating
 
-    def _trace(self, recorded: RecordedPass) -> PassTrace:
+    def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
         """The trace of one pass."""
-        start = self._start_place(recorded)
-        trace, numbers, counted = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for x, size, value in self.events[recorded.start : recorded.end]:
+        start = self._start_place(recorded_pass)
+        trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        for x, size, value in self.events[recorded_pass.start : recorded_pass.end]:
             if size >= 0:
-                self._allocate(x, size, value, recorded.pass_id, numbers, trace, counted)
+                self._allocate(x, size, value, recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
             elif size == TAKEN:
-                self._allocate(x, value, "overhead", recorded.pass_id, numbers, trace, counted)
+                self._allocate(x, value, "overhead", recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
             elif size == FREED:
-                self._free(x, numbers, trace)
-                counted.free(self.sizes[x], self.kinds[x])
+                self._free(x, storage_numbers, trace)
+                pass_bytes.free(self.sizes[x], self.kinds[x])
             elif size == PLACED:
-                counted.move_to(x)
+                pass_bytes.move_to(x)
             elif size == KEPT:
-                if x == recorded.input_storage:
+                if x == recorded_pass.input_storage:
                     trace.input_kind = value
                 else:
-                    self._check_private(x, numbers)
-                counted.reclassify(self.sizes[x], self.kinds[x], value)
+                    self._check_private(x, storage_numbers)
+                pass_bytes.reclassify(self.sizes[x], self.kinds[x], value)
                 self.kinds[x] = value
             elif size == STREAMED:
                 trace.steps.append(on_stream(value))
             else:
                 raise NotRepeating
-        trace.ends_rising = counted.is_rising
-        counted.settle()
-        trace.count, trace.bytes, trace.kinds, trace.most = len(numbers), counted.now, counted.kinds, counted.most
-        trace.kinds_at_first_release = counted.kinds_at_first_release or {}
-        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in counted.peaks.items()]
-        trace.end = counted.place
-        trace.outputs = tuple((i, self._output(like, numbers[x], x)) for i, like, x in recorded.outputs if x in numbers)
-        if recorded.pass_id[1] != "B" and not trace.outputs:
+        trace.ends_rising = pass_bytes.is_rising
+        pass_bytes.settle()
+        trace.count, trace.bytes, trace.kinds, trace.most = (
+            len(storage_numbers),
+            pass_bytes.now,
+            pass_bytes.kinds,
+            pass_bytes.most,
+        )
+        trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
+        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in pass_bytes.peaks.items()]
+        trace.end = pass_bytes.place
+        trace.outputs = tuple(
+            (i, self._output(template, storage_numbers[x], x))
+            for i, template, x in recorded_pass.outputs
+            if x in storage_numbers
+        )
+        if recorded_pass.pass_id[1] != "B" and not trace.outputs:
             raise NotRepeating
         return trace
 
@@ -484,43 +502,45 @@ class TraceReader:
         size: int,
         kind: str,
         pass_id: PassId,
-        numbers: dict[int, int],
+        storage_numbers: dict[int, int],
         trace: PassTrace,
-        counted: PassBytes,
+        pass_bytes: PassBytes,
     ) -> None:
         """Adds a storage to a pass. numbers: storage → its number in the pass."""
-        number = numbers[x] = len(numbers)
+        storage_number = storage_numbers[x] = len(storage_numbers)
         if size:
-            trace.steps.append(allocation(number, size))
+            trace.steps.append(allocation(storage_number, size))
         self.sizes[x], self.kinds[x] = size, kind
-        self.origins[x] = pass_id, number
-        counted.allocate(size, kind)
+        self.origins[x] = pass_id, storage_number
+        pass_bytes.allocate(size, kind)
 
-    def _free(self, x: int, numbers: Mapping[int, int], trace: PassTrace) -> None:
+    def _free(self, x: int, storage_numbers: Mapping[int, int], trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_private(x, numbers)
+        self._check_private(x, storage_numbers)
         if not self.sizes[x]:
             return
-        if x not in numbers:
-            pass_id, number = self.origins[x]
-            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), number))
-        trace.steps.append(release(numbers.get(x, 0)))
+        if x not in storage_numbers:
+            pass_id, storage_number = self.origins[x]
+            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), storage_number))
+        trace.steps.append(release(storage_numbers.get(x, 0)))
 
-    def _check_private(self, x: int, numbers: Mapping[int, int]) -> None:
+    def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage of another pass that is one of its outputs, or of no pass."""
-        if x not in numbers and (x not in self.origins or x in self.output_storages):
+        if x not in storage_numbers and (x not in self.origins or x in self.output_storages):
             raise NotRepeating
 
-    def _start_place(self, recorded: RecordedPass) -> Place:
+    def _start_place(self, recorded_pass: RecordedPass) -> Place:
         """The place in which a pass starts: that of its first event if the event states one."""
-        if recorded.start < recorded.end:
-            x, size, _ = self.events[recorded.start]
+        if recorded_pass.start < recorded_pass.end:
+            x, size, _ = self.events[recorded_pass.start]
             if size == PLACED:
                 return x  # type: ignore[no-any-return]
-        return recorded.place
+        return recorded_pass.place
 
-    def _output(self, like: Tensor, number: int, storage: int) -> OutputTensor:
-        return OutputTensor(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
+    def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+        return OutputTensor(
+            storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
+        )
 
 
 class PassPlayer(PassCounter):
@@ -550,7 +570,7 @@ class PassPlayer(PassCounter):
         ((_, output),) = trace.outputs
         return output.tensor(output.storage(self.meter, base))
 
-    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.opening = len(self.meter.pieces)
@@ -559,7 +579,7 @@ class PassPlayer(PassCounter):
         for i, gradient in trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.storage(self.meter, base)
-            leaves[i].grad = gradient.tensor(storages[gradient.number])
+            gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass; returns its trace and the number of its first storage."""

@@ -41,13 +41,16 @@ class ReplayResult:
         self.slop_after = device.allocated - requested
 
     def take_peaks(
-        self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
+        self,
+        first_step_peaks: Mapping[Place, Peak],
+        second_step_peaks: Mapping[Place, Peak],
+        phases: Sequence[str] = PHASES,
     ) -> None:
         """Takes the peaks of the second step in these phases, and the optimizer's in the first step if it is higher."""
-        self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
+        self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
         step = Place("step")
-        if step in first and first[step].bytes > then[step].bytes:
-            self.peaks[step] = first[step]
+        if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
+            self.peaks[step] = first_step_peaks[step]
 
     @property
     def peak(self) -> tuple[Place, Peak]:

@@ -71,30 +71,30 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
+def viewed(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
     n = count(shape)
-    assert not isinstance(n, int) or n == count(new), (shape, new)
+    assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
     if any(map(is_none, shape)):
-        return contiguous(new)
+        return contiguous(new_shape)
     out: list[Number] = []
-    left = list(new)
-    end = len(shape) - 1
+    remaining_sizes = list(new_shape)
+    last_axis = len(shape) - 1
     base, old_size = (strides[-1] if strides else 1), Size()
-    for axis in range(end, -1, -1):
+    for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
-        whole = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
-        if not whole:
+        ends_group = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
+        if not ends_group:
             continue
         new_size = Size()
-        while left and (not new_size.reaches(old_size) or is_one(left[-1])):
+        while remaining_sizes and (not new_size.reaches(old_size) or is_one(remaining_sizes[-1])):
             out.append(new_size.times(base))
-            new_size.grow(left.pop())
+            new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
             base, old_size = strides[axis - 1], Size()
-    return None if left else tuple(reversed(out))
+    return None if remaining_sizes else tuple(reversed(out))
 
 
 class Size:
@@ -119,21 +119,26 @@ class Size:
 
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of an elementwise result of tensors with these shapes."""
-    result, *others = shapes
-    for shape in others:
+    result, *other_shapes = shapes
+    for shape in other_shapes:
         if shape != result:
             rank = len(result) - len(shape)
-            sides = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
-            result = tuple([_wider(a, b) for a, b in sides])
+            size_pairs = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
+            result = tuple([_wider(a, b) for a, b in size_pairs])
     return result
 
 
-def _wider(first: Number, second: Number) -> Number:
+def _wider(first_size: Number, second_size: Number) -> Number:
     """The size of an axis that is `first` in one operand and `second` in another: one of both is 1, or they agree."""
-    if type(second) is int and second == 1:
-        return first
-    assert is_one(first) or not isinstance(first, int) or not isinstance(second, int) or first == second
-    return second
+    if type(second_size) is int and second_size == 1:
+        return first_size
+    assert (
+        is_one(first_size)
+        or not isinstance(first_size, int)
+        or not isinstance(second_size, int)
+        or first_size == second_size
+    )
+    return second_size
 
 
 @lru_cache(REMEMBERED)
@@ -142,9 +147,9 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
-        first = operands[0][1]
-        if all(strides == first for _, strides in operands) and is_dense(shape, first):
-            return first
+        first_strides = operands[0][1]
+        if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
+            return first_strides
     if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
         dense = [
             strides
@@ -156,8 +161,10 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     padded = [
         (0,) * (rank - len(operand_shape))
         + tuple(
-            0 if size == 1 and whole != 1 else stride
-            for size, stride, whole in zip(operand_shape, strides, shape[rank - len(operand_shape) :], strict=True)
+            0 if size == 1 and result_size != 1 else stride
+            for size, stride, result_size in zip(
+                operand_shape, strides, shape[rank - len(operand_shape) :], strict=True
+            )
         )
         for operand_shape, strides in operands
     ]
@@ -174,23 +181,23 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     """The axes of an elementwise result, the densest first."""
     order = list(range(len(shape) - 1, -1, -1))
 
-    def swaps(inner: int, outer: int) -> int:
+    def swaps(inner_axis: int, outer_axis: int) -> int:
         for strides in operands:
-            if strides[inner] == 0 or strides[outer] == 0:
+            if strides[inner_axis] == 0 or strides[outer_axis] == 0:
                 continue
-            if strides[inner] != strides[outer]:
-                return -1 if strides[inner] < strides[outer] else 1
-            if shape[inner] > shape[outer]:
+            if strides[inner_axis] != strides[outer_axis]:
+                return -1 if strides[inner_axis] < strides[outer_axis] else 1
+            if shape[inner_axis] > shape[outer_axis]:
                 return 1
         return 0
 
     for i in range(1, len(order)):
-        at = i
-        for before in range(i - 1, -1, -1):
-            swap = swaps(order[before], order[at])
+        position = i
+        for previous in range(i - 1, -1, -1):
+            swap = swaps(order[previous], order[position])
             if swap > 0:
-                order[before], order[at] = order[at], order[before]
-                at = before
+                order[previous], order[position] = order[position], order[previous]
+                position = previous
             elif swap < 0:
                 break
     return order

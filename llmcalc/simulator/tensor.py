@@ -37,11 +37,11 @@ FLOAT8 = Dtype("float8", 1, 4, True)
 DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 
 
-def promoted(first: Dtype, second: Dtype) -> Dtype:
+def promoted(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
     """The type of an elementwise result."""
-    if {first, second} == {BFLOAT16, FLOAT16}:
+    if {first_dtype, second_dtype} == {BFLOAT16, FLOAT16}:
         return FLOAT32
-    return first if first.rank >= second.rank else second
+    return first_dtype if first_dtype.rank >= second_dtype.rank else second_dtype
 
 
 class Meter(Protocol):
@@ -70,21 +70,21 @@ class Meter(Protocol):
 @contextmanager
 def counted_as(meter: Meter, kind: str) -> Iterator[None]:
     """New storages are counted under that kind."""
-    before, meter.kind = meter.kind, kind
+    previous_kind, meter.kind = meter.kind, kind
     try:
         yield
     finally:
-        meter.kind = before
+        meter.kind = previous_kind
 
 
 @contextmanager
 def on_stream(meter: Meter, stream: int) -> Iterator[None]:
     """New storages are allocated on that stream."""
-    before, meter.stream = meter.stream, stream
+    previous_stream, meter.stream = meter.stream, stream
     try:
         yield
     finally:
-        meter.stream = before
+        meter.stream = previous_stream
 
 
 class Storage:

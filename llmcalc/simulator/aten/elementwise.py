@@ -75,8 +75,8 @@ class Elementwise(Views):
     def square(self, x: Tensor) -> Tensor:
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
-            doubled = self.like(power)
-            return (self.like(g, doubled),)
+            doubled_power = self.like(power)
+            return (self.like(g, doubled_power),)
 
         return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)
 
@@ -93,8 +93,8 @@ class Elementwise(Views):
         out = self.like(x)
 
         def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            doubled = self.like(out)
-            return (self.like(g, doubled),)
+            doubled_out = self.like(out)
+            return (self.like(g, doubled_out),)
 
         return record(self.graph, "sqrt", (x,), out, backward, out)
 
@@ -111,8 +111,8 @@ class Elementwise(Views):
         """x, but at least a number."""
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            above = self.compare(x)
-            return (self._chosen(g, above),)
+            exceeds_minimum = self.compare(x)
+            return (self._chosen(g, exceeds_minimum),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
@@ -124,8 +124,8 @@ class Elementwise(Views):
 
     def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
-        equal, half = self.compare(a, b), self.like(g)
-        gradient = self.like(equal, half, g, dtype=g.dtype)
+        is_equal, half_gradient = self.compare(a, b), self.like(g)
+        gradient = self.like(is_equal, half_gradient, g, dtype=g.dtype)
         larger = self.compare(a, b)
         del larger
         return gradient
@@ -187,15 +187,15 @@ class Elementwise(Views):
         return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
-        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(before, g.dtype),))
+        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
-        axis = axis % len(before)
+        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        axis = axis % len(input_shape)
 
         def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
-            return (self.expand(g if keep else self.unsqueeze(g, axis), before),)
+            return (self.expand(g if keep else self.unsqueeze(g, axis), input_shape),)
 
         return record(self.graph, "sum", (x,), out, backward)
 

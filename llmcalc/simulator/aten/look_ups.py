@@ -72,16 +72,16 @@ class LookUps(Products):
         """The k highest values of an axis, and their indices."""
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-        values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
+        values, indices, input_shape = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
         recorded_values = record(
-            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices
+            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(input_shape, g.dtype),), indices
         )
         return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
         """The count of each of the integers 0 … bins − 1, in float32."""
-        numbers = self.to(x, FLOAT32)
-        return self.graph.new((bins,), numbers.dtype)
+        float_values = self.to(x, FLOAT32)
+        return self.graph.new((bins,), float_values.dtype)
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Integers in rising order, and the indices that they were at."""

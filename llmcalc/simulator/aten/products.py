@@ -53,13 +53,13 @@ class Products(Elementwise):
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
         """
-        low = self.graph.autocast
-        if low is None or x.dtype is not FLOAT32:
+        autocast_dtype = self.graph.autocast
+        if autocast_dtype is None or x.dtype is not FLOAT32:
             return x
         if not x.leaf:
-            return self.to(x, low)
+            return self.to(x, autocast_dtype)
         if id(x) not in self.graph.casts:
-            self.graph.casts[id(x)] = x, self.to(x, low)
+            self.graph.casts[id(x)] = x, self.to(x, autocast_dtype)
         return self.graph.casts[id(x)][1]
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -76,14 +76,16 @@ class Products(Elementwise):
         return self._linear(self._low(x), low_weight, low_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
+        rows, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
-            return self.reshape(self.addmm(bias, flat, turned), (*rows, weight.shape[0]))
+            return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
         if self._folds(x, weight):
-            out = self.reshape(self.mm(self.reshape(x, (count(rows), x.shape[-1])), turned), (*rows, weight.shape[0]))
+            out = self.reshape(
+                self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
+            )
         else:
-            out = self._matmul(x, turned)
+            out = self._matmul(x, transposed_weight)
         return out if bias is None else self.add(out, bias)
 
     def _folds(self, x: Tensor, weight: Tensor) -> bool:
@@ -93,16 +95,16 @@ class Products(Elementwise):
         """
         if weight.needs_grad or not self.graph.enabled:
             return True
-        sides = range(len(x.shape) - 2)
-        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in sides)
+        leading_axes = range(len(x.shape) - 2)
+        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
-    def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor) -> Tensor:
         """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, with the matrix of that group."""
-        saves = (*saved_factors(a, b), ends)
+        saves = (*saved_factors(a, b), group_ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape
-        ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
-        strides = (ins * outs, 1, ins) if ordered else None
+        is_column_major = is_one(b.strides[1]) and not is_one(b.strides[2])
+        strides = (ins * outs, 1, ins) if is_column_major else None
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             of_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
@@ -154,11 +156,11 @@ class Products(Elementwise):
         return self._matmul(self._low(a), low_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        before = broadcast(a.shape[:-2], b.shape[:-2])
-        n = count(before)
-        a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
-        b3 = self.reshape(self.expand(b, (*before, *b.shape[-2:])), (n, *b.shape[-2:]))
-        return self.reshape(self.bmm(a3, b3), (*before, a.shape[-2], b.shape[-1]))
+        batch_shape = broadcast(a.shape[:-2], b.shape[:-2])
+        n = count(batch_shape)
+        a3 = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (n, *a.shape[-2:]))
+        b3 = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (n, *b.shape[-2:]))
+        return self.reshape(self.bmm(a3, b3), (*batch_shape, a.shape[-2], b.shape[-1]))
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""

@@ -24,11 +24,11 @@ class Views:
     def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
         """The result of an elementwise operation on these tensors."""
         if len(xs) == 1:
-            shape, made = xs[0].shape, xs[0].dtype
+            shape, result_dtype = xs[0].shape, xs[0].dtype
         else:
-            shape, made = broadcast(*[x.shape for x in xs]), result_type(*xs)
+            shape, result_dtype = broadcast(*[x.shape for x in xs]), result_type(*xs)
         strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
-        return self.graph.new(shape, made if dtype is None else dtype, strides)
+        return self.graph.new(shape, result_dtype if dtype is None else dtype, strides)
 
     # --- views -------------------------------------------------------------------------------------------------------
 
@@ -42,10 +42,10 @@ class Views:
         """A view of another shape; a copy where the strides allow no view."""
         if x.shape == shape:
             return x
-        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        strides, input_shape = layout.viewed(x.shape, x.strides, shape), x.shape
         if strides is not None:
-            return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, before),))
-        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, before),))
+            return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, input_shape),))
+        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),))
         copy.has_base = False  # `_unsafe_view`
         return copy
 
@@ -53,28 +53,30 @@ class Views:
         """The tensor under another shape, which it has in torch from the beginning: no operation, and no view."""
         if x.shape == shape:
             return x
-        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        strides, input_shape = layout.viewed(x.shape, x.strides, shape), x.shape
         assert strides is not None, (x.shape, x.strides, shape)
-        view = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, before),))
+        view = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, input_shape),))
         view.has_base = x.has_base
         return view
 
-    def flatten(self, x: Tensor, first: int = 0, last: int = -1) -> Tensor:
+    def flatten(self, x: Tensor, first_axis: int = 0, last_axis: int = -1) -> Tensor:
         """Joins the axes `first` to `last`."""
-        last = last % len(x.shape)
-        return self.reshape(x, (*x.shape[:first], count(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+        last_axis = last_axis % len(x.shape)
+        return self.reshape(
+            x, (*x.shape[:first_axis], count(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
+        )
 
     def unflatten(self, x: Tensor, axis: int, sizes: Shape) -> Tensor:
         """Splits one axis."""
         axis = axis % len(x.shape)
         return self.reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
 
-    def transpose(self, x: Tensor, first: int, second: int) -> Tensor:
+    def transpose(self, x: Tensor, first_axis: int, second_axis: int) -> Tensor:
         shape, strides = list(x.shape), list(x.strides)
-        shape[first], shape[second] = shape[second], shape[first]
-        strides[first], strides[second] = strides[second], strides[first]
+        shape[first_axis], shape[second_axis] = shape[second_axis], shape[first_axis]
+        strides[first_axis], strides[second_axis] = strides[second_axis], strides[first_axis]
         return self._view(
-            x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first, second),)
+            x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first_axis, second_axis),)
         )
 
     def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
@@ -85,63 +87,65 @@ class Views:
 
     def unsqueeze(self, x: Tensor, axis: int) -> Tensor:
         axis = axis % (len(x.shape) + 1)
-        before = x.shape
+        input_shape = x.shape
         step = x.shape[axis] * x.strides[axis] if axis < len(x.shape) else 1
-        shape, strides = (*before[:axis], 1, *before[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
-        return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, before),))
+        shape, strides = (*input_shape[:axis], 1, *input_shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
+        return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
         """Repeats axes of one element without memory; the gradient is their sum."""
         if x.shape == shape:
             return x
-        before, extra = x.shape, len(shape) - len(x.shape)
-        strides = (0,) * extra + tuple(
-            0 if is_one(size) and not is_one(wide) else stride
-            for size, wide, stride in zip(x.shape, shape[extra:], x.strides, strict=True)
+        input_shape, new_axes = x.shape, len(shape) - len(x.shape)
+        strides = (0,) * new_axes + tuple(
+            0 if is_one(size) and not is_one(expanded_size) else stride
+            for size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
         )
-        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(before, g),))
+        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(input_shape, g),))
 
     def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """A part of an axis. Its gradient is that of the whole, with zeros."""
         axis = axis % len(x.shape)
-        before = x.shape
-        shape = (*before[:axis], size, *before[axis + 1 :])
-        return self._view(x, shape, x.strides, "slice", lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        shape = (*input_shape[:axis], size, *input_shape[axis + 1 :])
+        return self._view(x, shape, x.strides, "slice", lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
         """One index of an axis. Its gradient is that of the whole, with zeros."""
         axis = axis % len(x.shape)
-        before = x.shape
-        shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        return self._view(x, shape, strides, "select", lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        return self._view(x, shape, strides, "select", lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def split(self, x: Tensor, sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
         """Parts of an axis: views with one node, whose backward joins their gradients."""
         axis = axis % len(x.shape)
-        before, dtype = x.shape, x.dtype
-        parts = [x.view((*before[:axis], size, *before[axis + 1 :]), x.strides) for size in sizes]
-        shapes = [part.shape for part in parts]
+        input_shape, dtype = x.shape, x.dtype
+        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in sizes]
+        shapes = [view.shape for view in views]
 
-        def joined(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
-            missing = [self.graph.new(shape, dtype) for shape, g in zip(shapes, came, strict=True) if g is None]
-            whole = self.graph.new(before, dtype)
-            del missing
-            return (whole,)
+        def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+            zero_gradients = [
+                self.graph.new(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
+            ]
+            joined_gradient = self.graph.new(input_shape, dtype)
+            del zero_gradients
+            return (joined_gradient,)
 
-        record_all(self.graph, "split", (x,), parts, joined if len(parts) > 1 else lambda g, _: (g,))
-        return parts
+        record_all(self.graph, "split", (x,), views, joined if len(views) > 1 else lambda g, _: (g,))
+        return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
         """Every index of an axis: views with one node, whose backward stacks their gradients."""
-        axis, before, dtype = axis % len(x.shape), x.shape, x.dtype
-        shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        parts = [x.view(shape, strides) for _ in range(before[axis])]
+        axis, input_shape, dtype = axis % len(x.shape), x.shape, x.dtype
+        shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        parts = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
-        def stacked(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
-            missing = [self.graph.new((), dtype) for g in came if g is None]
-            whole = self.graph.new(before, dtype)
-            del missing
-            return (whole,)
+        def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+            zero_gradients = [self.graph.new((), dtype) for g in gradients if g is None]
+            stacked_gradient = self.graph.new(input_shape, dtype)
+            del zero_gradients
+            return (stacked_gradient,)
 
         record_all(self.graph, "unbind", (x,), parts, stacked if len(parts) > 1 else lambda g, _: stacked([g], _))
         return parts
@@ -166,9 +170,9 @@ class Views:
         """A copy of another type; the tensor itself if it has that type."""
         if x.dtype is dtype:
             return x
-        converted = self.graph.new(x.shape, dtype, self._preserved(x))
-        before = x.dtype
-        return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, before),))
+        copy = self.graph.new(x.shape, dtype, self._preserved(x))
+        input_dtype = x.dtype
+        return record(self.graph, "to", (x,), copy, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
@@ -184,8 +188,8 @@ class Views:
         for x in xs[1:]:
             dtype = promoted(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        joined = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        concatenated = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, concatenated, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Joins tensors along a new axis; their gradients are views of one."""
@@ -196,38 +200,38 @@ class Views:
     def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """x with zeros after the end of an axis, up to that size."""
         axis = axis % len(x.shape)
-        before = x.shape
-        padded = self.graph.new((*before[:axis], size, *before[axis + 1 :]), x.dtype)
-        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        padded = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def written(self, base: Tensor, x: Tensor) -> Tensor:
         """base after x was written into a part of it; base itself may not be used any more (`CopySlices`)."""
-        shape, strides, part = base.shape, base.strides, x.shape
+        shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            whole = self.graph.new(shape, g.dtype, strides)
-            gradient = self.graph.new(part, g.dtype)
+            base_gradient = self.graph.new(shape, g.dtype, strides)
+            gradient = self.graph.new(part_shape, g.dtype)
             rest = self.like(gradient) if needs_input_grad[0] else None
             del rest
-            return (whole if needs_input_grad[0] else None, gradient)
+            return (base_gradient if needs_input_grad[0] else None, gradient)
 
         result = Tensor(shape, base.dtype, base.storage, strides)
         return record(self.graph, "CopySlices", (base, x), result, backward)
 
     def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
-        wide = self.unsqueeze(x, axis + 1)
-        wide = self.expand(wide, (*wide.shape[: axis + 1], times, *wide.shape[axis + 2 :]))
-        return self.flatten(self.clone(wide), axis, axis + 1)
+        expanded = self.unsqueeze(x, axis + 1)
+        expanded = self.expand(expanded, (*expanded.shape[: axis + 1], times, *expanded.shape[axis + 2 :]))
+        return self.flatten(self.clone(expanded), axis, axis + 1)
 
     def repeat(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Copies of an axis, one after another."""
-        axis, before = axis % len(x.shape), x.shape
-        shape = (*before[:axis], times * before[axis], *before[axis + 1 :])
+        axis, input_shape = axis % len(x.shape), x.shape
+        shape = (*input_shape[:axis], times * input_shape[axis], *input_shape[axis + 1 :])
         repeated = self.graph.new(shape, x.dtype)
         if is_one(times):
             return record(self.graph, "repeat", (x,), repeated, lambda g, _: (g,))
-        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(before, g.dtype),))
+        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
 
 def result_type(*xs: Tensor) -> Dtype:

@@ -56,8 +56,10 @@ def part_of_sequence(layout: Layout, seq: int) -> int:
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
     if layout.cp > 1 and seq % parts:
-        near = max(parts, seq - seq % parts)
-        raise InputError(f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {near}")
+        nearest_length = max(parts, seq - seq % parts)
+        raise InputError(
+            f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
+        )
     return seq // layout.cp
 
 
@@ -102,13 +104,13 @@ class RingAttention(Eager):
         selective = graph.results
         outputs = [result(i) if selective is None else selective.made(name, partial(result, i)) for i in range(4)]
         results.clear()
-        out, *others = outputs
+        out, *other_outputs = outputs
         del outputs
 
         def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return kernels.backward(g, *saved[:5])
 
-        return record(graph, name, (q, k, v), out, backward, q, k, v, out, *others)
+        return record(graph, name, (q, k, v), out, backward, q, k, v, out, *other_outputs)
 
 
 class Rotater:
@@ -125,10 +127,10 @@ class Rotater:
         n = curr_buffer.shape[0]
         self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
-    def next_buffer(self, like: Tensor) -> Tensor:
+    def next_buffer(self, template: Tensor) -> Tensor:
         """The received buffer, or the part of one rank. like: a tensor of the shape of its first half."""
         assert self.buffer is not None
-        return Tensor((2 * like.count,), self.buffer.dtype, self.buffer.storage)
+        return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
 
 class Merger:
@@ -210,9 +212,9 @@ class Kernels:
                 q, _k, _v, is_partial = query, half(t, key), half(t, value), False
             else:
                 q, _k, _v, is_partial = half(t, query), key, value, True
-            out, logsumexp, *rest = self._op(q)
+            out, logsumexp, *other_outputs = self._op(q)
             sdpa_merger.step(out, logsumexp, is_partial)
-        seed, offset = rest
+        seed, offset = other_outputs
         return *sdpa_merger.results(), seed, offset
 
     def _op(self, q: Tensor) -> list[Tensor]:
@@ -263,13 +265,13 @@ class Kernels:
         """`_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.spare:
-            rows, sums = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
-            del rows, sums
+            fp32_query_gradient, logsumexp = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
+            del fp32_query_gradient, logsumexp
         return gradients
 
-    def _half(self, sums: Tensor) -> Tensor:
+    def _half(self, logsumexp: Tensor) -> Tensor:
         """A copy of the second part of the sums."""
-        return self.t.contiguous(self.t.slice(sums, sums.shape[ROWS] // CHUNKS, ROWS))
+        return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
     def _joined(self, key: Tensor, value: Tensor) -> Tensor:
         """`torch.cat([key.flatten(), value.flatten()])`."""

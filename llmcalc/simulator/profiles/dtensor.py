@@ -124,13 +124,13 @@ class Divided(Eager):
             if not step.outs or (step.weight is None and not makes_rows):
                 continue
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
-            why = ""
+            reason = ""
             if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
-                why = "the plan of torch.distributed has no rule for it"
+                reason = "the plan of torch.distributed has no rule for it"
             elif step.ins and step.ins[0].rows is not TOKENS:
-                why = "of an encoder it is not modelled"
-            if why:
-                raise InputError(f"--sequence-parallel: {name}: {why}; expected no --sequence-parallel")
+                reason = "of an encoder it is not modelled"
+            if reason:
+                raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
         """Whether ranks have a value of different tokens."""
@@ -140,8 +140,8 @@ class Divided(Eager):
         shape = super().shape(value)
         if not self.is_by_tokens(value):
             return shape
-        batch, rows, *rest = shape
-        return (batch, rows // self.tokens, *rest)
+        batch, rows, *row_shape = shape
+        return (batch, rows // self.tokens, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
@@ -152,20 +152,20 @@ class Divided(Eager):
 
     def tell(self, kind: CollectiveKind, size: Number) -> None:
         """Records a message of this rank. size: bytes of the whole tensor."""
-        place = self.graph.meter.place
-        collective = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
-        self.messages.append(Message(place, collective))
+        current_place = self.graph.meter.place
+        collective = Collective(current_place.path, kind, "tp", self.ranks, current_place.phase == "backward", size)
+        self.messages.append(Message(current_place, collective))
 
-    def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
+    def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
         """`funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
 
         narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
-        batch, rows, *rest = x.shape
-        shape, dtype = (batch, rows * self.tokens, *rest), FLOAT8 if narrow else x.dtype
-        part = self.graph.new(x.shape, dtype) if narrow else x
-        gathered = self.graph.new((batch * self.tokens, rows, *rest), dtype)
-        del part
+        batch, rows, *row_shape = x.shape
+        shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
+        sent_part = self.graph.new(x.shape, dtype) if in_float8 else x
+        gathered = self.graph.new((batch * self.tokens, rows, *row_shape), dtype)
+        del sent_part
         self.tell("all_gather", gathered.bytes)
         in_place = is_one(batch) and (self.in_products or not self.copies_gathered)
         storage = gathered.storage if in_place else self.graph.new(shape, dtype).storage
@@ -182,17 +182,17 @@ class Divided(Eager):
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
         """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
-        batch, rows, *rest = x.shape
+        batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
 
         def make() -> Tensor:
             self.tell("reduce_scatter", x.bytes)
-            return self.graph.new((batch, rows // self.tokens, *rest), x.dtype)
+            return self.graph.new((batch, rows // self.tokens, *row_shape), x.dtype)
 
-        part = make() if results is None else results.made("reduce_scatter", make)
+        local_rows = make() if results is None else results.made("reduce_scatter", make)
         del chunks
-        return part
+        return local_rows
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
@@ -209,8 +209,8 @@ class Divided(Eager):
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
         if biased:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        narrow, summed = self.narrows(step), self.reduce_scatter(out, product=True)
-        return record(self.graph, "redistribute", [out], summed, lambda g, _: [self.all_gather(g, narrow)])
+        in_float8, reduced = self.narrows(step), self.reduce_scatter(out, product=True)
+        return record(self.graph, "redistribute", [out], reduced, lambda g, _: [self.all_gather(g, in_float8)])
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)
@@ -225,15 +225,15 @@ class Divided(Eager):
         axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        new, (*rows, width), whole = self.graph.new, logits.shape, axis.whole
-        per_rank = ceil_div(whole, axis.degree)
+        new, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.whole
+        per_rank = ceil_div(vocabulary_size, axis.degree)
         local_tensor = logits if width == per_rank else new((*rows, per_rank), logits.dtype)
         gathered = new((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
         self.tell("all_gather", gathered.bytes)
         result = new((*rows, per_rank * axis.degree), logits.dtype)
         del gathered
-        if per_rank * axis.degree != whole:
-            result = new((*rows, whole), logits.dtype)
+        if per_rank * axis.degree != vocabulary_size:
+            result = new((*rows, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
         return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
@@ -264,9 +264,9 @@ class Divided(Eager):
     def _as_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
         """The input of a module's products as a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
-        recorded = record(self.graph, ENTERED, [x], inside, backward)
+        dtensor = record(self.graph, ENTERED, [x], inside, backward)
         self.graph.subclasses = False
-        return recorded
+        return dtensor
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """A norm, of distributed tensors where they are divided by tokens (`SequenceParallel`)."""
@@ -289,8 +289,8 @@ class Divided(Eager):
         try:
             super()._module(frame)
         finally:  # what runs again stops early
-            entered = self.entered.pop()
-        for key, x, _ in entered:
+            module_inputs = self.entered.pop()
+        for key, x, _ in module_inputs:
             if key in self.values:
                 self.values[key] = x
 
@@ -308,8 +308,12 @@ class Divided(Eager):
                 out = run(steps, x)
             finally:
                 self.recurrence = None
-            last = recurrence.last
-            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.options["bias"]))
+            output_projection = recurrence.last
+            return (
+                out
+                if recurrence.summed
+                else self._sum_of_ranks(output_projection, out, bool(output_projection.options["bias"]))
+            )
 
         super().at_once(scope, summed)
 
@@ -333,35 +337,35 @@ class Divided(Eager):
         rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
             return super().looked_up(step, weight, index)
-        whole, width = rows[0].whole, weight.shape[1]
+        vocabulary_size, width = rows[0].whole, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
-            found = self._of_whole_table(weight, tensor, index, (whole, width))
+            embeddings = self._of_whole_table(weight, tensor, index, (vocabulary_size, width))
             out = self.reduce_scatter(tensor)
-            return record(self.graph, "redistribute", [found], out, lambda g, _: [self.all_gather(g)])
+            return record(self.graph, "redistribute", [embeddings], out, lambda g, _: [self.all_gather(g)])
         out = self.all_reduce(tensor)
         del tensor
-        return self._of_whole_table(weight, out, index, (whole, width))
+        return self._of_whole_table(weight, out, index, (vocabulary_size, width))
 
-    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, whole: Shape) -> Tensor:
+    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
         """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
-            return [self.graph.new(whole, g.dtype)]
+            return [self.graph.new(table_shape, g.dtype)]
 
         rows = record(self.graph, "embedding", [weight], out, backward, index)
         if rows.node is not None:
-            rows.node.inputs[0] = (whole, weight.dtype)
+            rows.node.inputs[0] = (table_shape, weight.dtype)
         return rows
 
     def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """`_MaskPartial._mask_tensor`: which indices are of other ranks, and the indices from this rank's first on."""
         new = self.graph.new
-        below, above = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
+        below_shard, above_shard = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
         mask = new(tensor.shape, BOOL)
-        del below, above
+        del below_shard, above_shard
         clone = new(tensor.shape, INT64)
         masked_tensor = new(tensor.shape, INT64)
         del clone
@@ -406,14 +410,14 @@ class Divided(Eager):
         _result_reduced = self.all_reduce(result_partial)
         result = new((tokens,), x.dtype)
         result = self._where_known((tokens,), x.dtype)
-        known = new((tokens,), BOOL)
+        is_not_ignored = new((tokens,), BOOL)
         count = new((), INT64)
-        del known
+        del is_not_ignored
         total_weight = new((), x.dtype)
         del count
-        summed = new((), x.dtype)
+        loss_sum = new((), x.dtype)
         mean = new((), x.dtype)
-        del summed
+        del loss_sum
         result = mean
         return result, total_weight
 
@@ -471,6 +475,6 @@ def check_divided(program: RankFlow) -> None:
                 )
 
 
-def new_view(shape: Shape, of: Tensor) -> Tensor:
+def new_view(shape: Shape, base: Tensor) -> Tensor:
     """A view of a tensor in another shape."""
-    return Tensor(shape, of.dtype, of.storage)
+    return Tensor(shape, base.dtype, base.storage)

@@ -25,8 +25,8 @@ HOPPER, ADA = 232448, 101376
 
 def tile(size: Number, accelerator: Accelerator) -> int:
     """The width of a tile of a head (fla/ops/common/chunk_o.py:730)."""
-    most = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
-    return min(max(power_of_two(size), 16), most)
+    widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
+    return min(max(power_of_two(size), 16), widest_tile)
 
 
 # --- the short convolution -------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def applied(
     has_saved = [x is not None for x in saves]
 
     def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-        left = iter(saved)
-        outs = backward(g, *[next(left) if is_saved else None for is_saved in has_saved])
+        remaining_saved = iter(saved)
+        outs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in has_saved])
         return [outs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]

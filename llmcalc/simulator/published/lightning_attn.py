@@ -25,11 +25,11 @@ def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor
     if size <= WIDEST:
         o = lightning_attn2(t, q, k, v, slopes)
     else:
-        part = next(n for n in (64, 32, 16) if size % n == 0)
-        o = lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes)
+        value_block = next(n for n in (64, 32, 16) if size % n == 0)
+        o = lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes)
         o = t.add_number(o)  # 0 + o
-        for _ in range(1, size // part):
-            o = t.add_to(o, lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes))
+        for _ in range(1, size // value_block):
+            o = t.add_to(o, lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes))
     return t.slice(o, width) if padded != width else o
 
 

@@ -30,8 +30,8 @@ STATES = 7
 
 def halves(t: Aten, x: Tensor) -> list[Tensor]:
     """x.chunk(2, dim=1)."""
-    half = exact_div(x.shape[1], 2)
-    return t.split(x, [half, half], 1)
+    half_width = exact_div(x.shape[1], 2)
+    return t.split(x, [half_width, half_width], 1)
 
 
 def tokens_first(t: Aten, x: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def _combined_bwd(
     dout = _along(t, dout, -1)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
-    chunks, part = ceil_div(tokens, chunk), ceil_div(chunk, 32)
+    chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
     db = t.like(b) if db is None else db
     dc = t.like(c) if dc is None else dc
     ddt = t.like(dt) if ddt is None else ddt
@@ -383,7 +383,7 @@ def _combined_bwd(
     outz: Optional = out
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = t.new((part, batch, chunks, heads, 1), FLOAT32)
+        dd = t.new((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
         dz = t.like(z) if dz is None else dz
         outz = t.like(x) if recompute_output else out
         dout = t.like(dout)
@@ -398,7 +398,7 @@ def _combined_bwd(
     _dc = _summed(t, (batch, tokens, splits, groups, state), 2)
     _dcb = _summed(t, (batch, chunks, splits, groups, chunk, chunk), 2)
     _dda_before = t.like(t.like(t.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _summed(t, (batch, heads, chunks, part, chunk), 3)
+    _dda = _summed(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
     t.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = t.like(dt_bias, dtype=FLOAT32), t.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
@@ -418,8 +418,8 @@ def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> t
     """ssd_state_passing.py:227: the gradients of the states, of the chunks' decays, and the states in that type."""
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
-    converted = states if states.dtype is dtype else t.like(states, dtype=dtype)
-    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), converted
+    states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
+    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
@@ -501,18 +501,18 @@ def mamba_split_conv1d_scan_combined(
     projection the result is that of the scan, or of the norm.
     """
     graph, (heads,) = t.graph, d.shape
-    inner = heads * dim
-    state = exact_div(exact_div(conv1d_weight.shape[0] - inner, groups), 2)
-    mixed = [inner, groups * state, groups * state]
+    inner_width = heads * dim
+    state = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, groups), 2)
+    conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z, xBC and Δ, side by side."""
-        z, u, dt = t.split(x, [inner, inner + 2 * groups * state, heads])
+        z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
     def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x, B and C after the convolution (`ensure_stride` copies nothing where widths are multiples of 8)."""
-        x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), mixed)
+        x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
@@ -543,21 +543,21 @@ def mamba_split_conv1d_scan_combined(
         outproj_bias: Optional,
     ) -> Sequence[Gradient]:
         rows = out.shape[:2]
-        out_recompute = None if outproj_weight is None else t.new((*rows, inner), out.dtype)
+        out_recompute = None if outproj_weight is None else t.new((*rows, inner_width), out.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
         dzxbcdt = t.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
         dxbc = t.like(u)
-        dx, db, dc = t.split(dxbc, mixed)
+        dx, db, dc = t.split(dxbc, conv_widths)
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
         dout = by_size(t, dim, _projected(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
-        _again: Optional = out_recompute
+        _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
-            _, ddt, da, db, dc, dd, _, dbias, _again = _combined_bwd(
+            _, ddt, da, db, dc, dd, _, dbias, _recomputed_out = _combined_bwd(
                 t,
                 dout,
                 x,

@@ -31,9 +31,9 @@ def supports(tokens: Number, chunk: Number) -> bool:
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
     """fw_recurrent.py: the memory, its normalizer and the largest exponent before each chunk and after the last."""
     batch, heads, tokens, size = k.shape
-    many = exact_div(tokens, chunk) + 1
-    shape = batch, heads, many * size
-    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, many), FLOAT32)
+    state_count = exact_div(tokens, chunk) + 1
+    shape = batch, heads, state_count * size
+    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, state_count), FLOAT32)
 
 
 def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
@@ -66,16 +66,16 @@ def mlstm_with_states(
     states: the memory, its normalizer and the largest exponent before these tokens, zeros by default. Returns the
     output and the states after them.
     """
-    left, outputs = q.shape[2], []
+    remaining_tokens, outputs = q.shape[2], []
     states = _state(t, k, v) if states is None else states
     while chunk >= LEAST:
-        rows = left // chunk * chunk
+        rows = remaining_tokens // chunk * chunk
         if rows:
             h, states = _chunkwise(t, _dense(t, rows, q, k, v, i, f), chunk, with_last=True)
             outputs.append(h)
-        left, chunk = left - rows, chunk // 2
-    if left:
-        h, states = _sequence(t, _dense(t, left, q, k, v, i, f))
+        remaining_tokens, chunk = remaining_tokens - rows, chunk // 2
+    if remaining_tokens:
+        h, states = _sequence(t, _dense(t, remaining_tokens, q, k, v, i, f))
         outputs.append(h)
     return t.cat(outputs, 2), states
 
@@ -95,7 +95,7 @@ def _sequence(t: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     states = _state(t, k, v)
     if tokens > 1:  # every token replaces the states
         states = _state(t, k, v)
-    _last = t.new((batch, heads, v.shape[-1]), v.dtype)
+    _last_output = t.new((batch, heads, v.shape[-1]), v.dtype)
     return t.like(v), states
 
 
@@ -133,5 +133,5 @@ def _chunkwise(
 
     with graph.no_grad():
         dense = [t.contiguous(x) for x in xs]
-        h, n, m, last = forward(*dense[:4])
-    return applied(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last
+        h, n, m, last_states = forward(*dense[:4])
+    return applied(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last_states

@@ -31,18 +31,18 @@ class CapacityKernels(ExpertKernels):
             super().do_dispatch(step)
             return
         t, local_tensors, experts = self.t, self.frames[-1].local_tensors, step.options["experts"].size
-        weights, chosen = (t.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
-        tokens, top_k = chosen.shape
+        weights, chosen_experts = (t.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
+        tokens, top_k = chosen_experts.shape
         zeros = t.new((tokens, experts), weights.dtype)
-        by_expert = t.scatter(zeros, chosen, weights)
-        del zeros, weights, chosen
-        sent_weights, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        by_expert = t.scatter(zeros, chosen_experts, weights)
+        del zeros, weights, chosen_experts
+        sent_weights, token_indices = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
         del by_expert
         local_tensors["weight"], local_tensors["token"] = (
             t.transpose(sent_weights, 0, 1),
-            t.flatten(t.transpose(best, 0, 1)),
+            t.flatten(t.transpose(token_indices, 0, 1)),
         )
-        del sent_weights, best
+        del sent_weights, token_indices
         rows = t.index_select(t.flatten(self.get(x), 0, -2), local_tensors["token"])
         self.bind(step.outs[0], t.unflatten(rows, 0, local_tensors["weight"].shape))
 

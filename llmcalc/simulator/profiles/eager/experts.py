@@ -36,21 +36,21 @@ class ExpertKernels(Lowering):
         t, options = self.t, step.options
         inputs = dict(zip(options["beside"], step.ins[1:], strict=True))
         if options["scoring"] == "softmax of chosen":
-            logits, chosen = t.topk(t.to(self.take(step, step.ins[0]), FLOAT32), options["top_k"])
+            logits, expert_indices = t.topk(t.to(self.take(step, step.ins[0]), FLOAT32), options["top_k"])
             weights = t.softmax(logits)
         else:
             scores = self.scored(self.take(step, step.ins[0]), options["scoring"])
             if "table" in inputs:
-                chosen = t.new((*scores.shape[:-1], options["top_k"]), INT64)
+                expert_indices = t.new((*scores.shape[:-1], options["top_k"]), INT64)
             else:
-                chosen = self.best(scores, options["top_k"], inputs.get("correction"))
-            weights = self.weights_of(scores, chosen)
+                expert_indices = self.best(scores, options["top_k"], inputs.get("correction"))
+            weights = self.weights_of(scores, expert_indices)
             if "scale" in inputs:
-                weights = t.mul(weights, t.index_select(self.get(inputs["scale"]), chosen))
+                weights = t.mul(weights, t.index_select(self.get(inputs["scale"]), expert_indices))
             if options["skip"]:
-                skips = t.compare(chosen)
-                weights, chosen = t.masked_fill(weights, skips), t.like(chosen)
-        for value, x in zip(step.outs, (weights, chosen), strict=True):
+                skips = t.compare(expert_indices)
+                weights, expert_indices = t.masked_fill(weights, skips), t.like(expert_indices)
+        for value, x in zip(step.outs, (weights, expert_indices), strict=True):
             self.set(value, x)
 
     def scored(self, logits: Tensor, scoring: str) -> Tensor:
@@ -65,18 +65,20 @@ class ExpertKernels(Lowering):
         """The experts with the highest corrected scores."""
         return self.t.topk(scores if correction is None else self.t.add(scores, self.get(correction)), top_k)[1]
 
-    def weights_of(self, scores: Tensor, chosen: Tensor) -> Tensor:
+    def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """The scores of the chosen experts over their sum."""
-        of_chosen = self.t.gather(scores, chosen)
-        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if chosen.shape[-1] != 1 else of_chosen
+        of_chosen = self.t.gather(scores, expert_indices)
+        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if expert_indices.shape[-1] != 1 else of_chosen
 
     @compared(BY_TORCH)
     def do_product_keys(self, step: Step) -> None:
-        t, side = self.t, step.options["side"].size
-        rows, columns = t.split(t.to(self.take(step, step.ins[0]), FLOAT32), (side, side))
-        best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"])
-        self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
-        self.set(step.outs[1], chosen)
+        t, grid_side = self.t, step.options["side"].size
+        rows, columns = t.split(t.to(self.take(step, step.ins[0]), FLOAT32), (grid_side, grid_side))
+        top_scores, top_indices = t.topk(
+            t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"]
+        )
+        self.set(step.outs[0], t.to(t.softmax(top_scores), self.dtype))
+        self.set(step.outs[1], top_indices)
 
     @compared(BY_TORCH)
     def do_carry(self, step: Step) -> None:
@@ -144,7 +146,7 @@ class ExpertKernels(Lowering):
                     f"multiple of {ALIGNED}",
                     step.name,
                 )
-        ends = self.ends_of_groups(experts, step.options["identities"])
+        group_ends = self.ends_of_groups(experts, step.options["identities"])
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
@@ -152,7 +154,7 @@ class ExpertKernels(Lowering):
                 "autocast; expected weights in the type of activations",
                 step.name,
             )
-        y = t.grouped_mm(x, t.transpose(weight, 1, 2), ends)
+        y = t.grouped_mm(x, t.transpose(weight, 1, 2), group_ends)
         if step.options["bias"]:
             y = t.add(y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.sent("expert")))
         self.set(out, y)
@@ -166,8 +168,8 @@ class ExpertKernels(Lowering):
                 local_tensors["expert"] = t.like(self.sent("expert"))
             counts = t.histogram(self.sent("expert"), experts)
             local_tensors["ends"] = t.to(counts, INT32)
-        ends: Tensor = local_tensors["ends"]
-        return ends
+        group_ends: Tensor = local_tensors["ends"]
+        return group_ends
 
     @compared(BY_TORCH)
     def core_IdentityExperts(self, step: Step) -> None:
@@ -178,11 +180,11 @@ class ExpertKernels(Lowering):
     @compared(BY_TORCH)
     def core_ExpertRows(self, step: Step) -> None:
         """Experts of one unit each: a vector each for input and output, looked up for each token."""
-        t, op, (x, chosen) = self.t, step.op, step.ins
+        t, op, (x, expert_indices) = self.t, step.op, step.ins
         assert isinstance(op, ExpertRows)
         table = self.weight(f"{step.name}.weight", (op.num_experts, op.width))
-        if step.outs[0].axes == chosen.axes:
-            out = t.select(t.matmul(t.embedding(table, self.get(chosen)), t.unsqueeze(self.get(x), 3)), 3)
+        if step.outs[0].axes == expert_indices.axes:
+            out = t.select(t.matmul(t.embedding(table, self.get(expert_indices)), t.unsqueeze(self.get(x), 3)), 3)
         else:
-            out = t.select(t.matmul(t.unsqueeze(self.get(x), 2), t.embedding(table, self.get(chosen))), 2)
+            out = t.select(t.matmul(t.unsqueeze(self.get(x), 2), t.embedding(table, self.get(expert_indices))), 2)
         self.set(step.outs[0], out)

@@ -105,11 +105,11 @@ class LoraKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
-        together = self._together(step)
-        if not together:
+        fused_steps = self._together(step)
+        if not fused_steps:
             super().do_linear(step)
-        elif step is together[0]:  # the others have their values from it
-            self._as_one_product(together)
+        elif step is fused_steps[0]:  # the others have their values from it
+            self._as_one_product(fused_steps)
 
     def _together(self, step: Step) -> list[Step]:
         """The projections that run as one product with this one, in their order; none if it runs by itself."""
@@ -138,9 +138,9 @@ class LoraKernels(BasicKernels):
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
-        for step, part in zip(steps, self.t.split(product, widths), strict=True):
+        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
-            self.set(step.outs[0], part)
+            self.set(step.outs[0], step_output)
 
     def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
@@ -159,10 +159,10 @@ class LoraKernels(BasicKernels):
         t, adapters = self.t, self.adapters
         assert adapters is not None
         total = sum(widths)
-        down = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
-        up = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
-        after_a = t.linear(t.dropout(x) if adapters.dropout else x, down)
-        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(up, -1), None, x.shape[1])
+        lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
+        lora_b = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
+        after_a = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
+        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
         width = pretrained.shape[-1]
         lora = t.scale(after_b if same(total, width) else self._padded(after_b, width))
@@ -174,17 +174,17 @@ class LoraKernels(BasicKernels):
         Source: derivatives.yaml, `index_copy`.
         """
         t, graph = self.t, self.graph
-        turned = t.transpose(x, 0, 1)
-        rows, part = turned.shape[0] * turned.shape[1], turned.shape[2]
+        transposed_x = t.transpose(x, 0, 1)
+        rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
         result = t.new((rows, width), x.dtype)
-        source, index = t.reshape(turned, (rows, part)), t.new((part,), INT64)
+        source, index = t.reshape(transposed_x, (rows, adapter_width)), t.new((adapter_width,), INT64)
 
         def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (graph.new((rows, part), g.dtype),)
+            return (graph.new((rows, adapter_width), g.dtype),)
 
         result = record(graph, "index_copy", (source,), t.like(result), backward, index, source)
         del source, index
-        return t.transpose(t.reshape(result, (*turned.shape[:2], width)), 0, 1)
+        return t.transpose(t.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
@@ -208,24 +208,31 @@ class LoraKernels(BasicKernels):
         """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
-        down = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
-        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
+        lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
+        lora_b = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
         if (
             adapters.library != "peft"
         ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
-            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, down)
-            lora_out = t.scale(t.linear(lora_out, up))
+            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
+            lora_out = t.scale(t.linear(lora_out, lora_b))
             return t.add(result, lora_out)
         dtype = result.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear4bit.forward`
             result = t.copy(result)
-            read = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
-            output = t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up))
+            adapter_input = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
+            output = t.scale(
+                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+            )
             if self.graph.autocast is None:
                 output = t.to(output, dtype)
             return t.add(result, output)
-        read = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = t.add(result, t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up)))
+        adapter_input = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
+        result = t.add(
+            result,
+            t.scale(
+                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+            ),
+        )
         return t.to(result, dtype)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
@@ -234,17 +241,17 @@ class LoraKernels(BasicKernels):
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
         graph, shape = self.graph, (width, x.shape[-1])
-        before, dtype = x.shape, x.dtype
+        input_shape, dtype = x.shape, x.dtype
 
         def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded = self._decoded(shape, dtype)
-            out = graph.new(before, dtype)
-            del decoded
+            decoded_weight = self._decoded(shape, dtype)
+            out = graph.new(input_shape, dtype)
+            del decoded_weight
             return (out,)
 
-        decoded = self._decoded(shape, dtype)
-        out = graph.new((*before[:-1], width), dtype)
-        del decoded
+        decoded_weight = self._decoded(shape, dtype)
+        out = graph.new((*input_shape[:-1], width), dtype)
+        del decoded_weight
         product = record(graph, "matmul_4bit", (x,), out, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
             product.node.attributes.append(x.detached())

@@ -56,8 +56,8 @@ class PositionKernels(AttentionVariantKernels):
             distance = t.like(t.like(distance))
         else:
             offset, distance = (t.like(t.like(t.compare(distance), dtype=INT64)),), t.like(distance)
-        far = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
-        bucket = t.like(t.like(t.compare(distance), distance, t.like(far)), *offset)
+        log_buckets = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
+        bucket = t.like(t.like(t.compare(distance), distance, t.like(log_buckets)), *offset)
         return t.permute(t.embedding(table, bucket), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ class PositionKernels(AttentionVariantKernels):
         """Distances of which the far ones share bins, by their logarithm."""
         t = self.t
         distance = self._away(queries, keys)
-        far = t.like(t.like(t.like(distance)), dtype=FLOAT32)
-        binned = t.like(t.like(t.like(t.like(t.like(t.like(far)))), dtype=INT64))
-        near = t.compare(t.like(distance))
-        return t.like(near, distance, t.like(binned, t.like(distance)))
+        log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
+        binned = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
+        is_near = t.compare(t.like(distance))
+        return t.like(is_near, distance, t.like(binned, t.like(distance)))
 
     @compared(BY_TORCH)
     def do_at_distance(self, step: Step) -> None:

@@ -27,7 +27,7 @@ class DeltaRuleKernels(ScanModules):
         assert isinstance(op, DeltaRule)
         if self.store is None:
             parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-            widths = [part.shape[-1] for part in parts]
+            widths = [projection.shape[-1] for projection in parts]
             qkv = t.cat(parts)
             del parts
             kernel = steps["conv1d"].options["kernel"]
@@ -76,8 +76,8 @@ class DeltaRuleKernels(ScanModules):
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        few = self.store is not None and x.shape[1] <= fla.FEW
-        o = fla.fused_recurrent(t, v) if few else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
+        runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
+        o = fla.fused_recurrent(t, v) if runs_recurrently else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
         o = t.flatten(o, 2)

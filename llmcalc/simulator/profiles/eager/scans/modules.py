@@ -134,11 +134,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         weight = self.conv_weight(step, (width, 1, kernel))
         if cached is None:
             out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
-            seen = t.pad(x, tokens + cached_inputs)
+            padded_input = t.pad(x, tokens + cached_inputs)
         else:
-            seen = t.cat([cached[0], x])
-            out = t.convolution(t.slice(seen, tokens + kernel - 1), weight, self.bias(step), tokens)
-        self.keep(state, t.slice(seen, cached_inputs))
+            padded_input = t.cat([cached[0], x])
+            out = t.convolution(t.slice(padded_input, tokens + kernel - 1), weight, self.bias(step), tokens)
+        self.keep(state, t.slice(padded_input, cached_inputs))
         return out
 
     def conv_weight(self, step: Step, shape: Any) -> Tensor:
@@ -158,9 +158,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
         """The tensor that a kernel writes the last state into: that of the cache, or one that is copied there."""
-        first = self.cached(state.name) is None
+        is_first_pass = self.cached(state.name) is None
         states = self.states(state, shape)
-        if not states or first:
+        if not states or is_first_pass:
             return states[0] if states else None
         return self.graph.new((self.run_config.batch, *shape), states[0].dtype)
 
@@ -188,9 +188,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.options["state"]
         cached = self.cached(state)
-        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
+        previous_row = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
         self.keep(state, t.slice(x, 1, 1))
-        self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
+        self.set(step.outs[0], t.cat([previous_row, t.slice(x, x.shape[1] - 1, 1)], 1))
 
     @compared(BY_TORCH)
     def do_complement(self, step: Step) -> None:

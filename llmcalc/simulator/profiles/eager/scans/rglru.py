@@ -50,8 +50,8 @@ class RgLruKernels(ScanModules):
 
         def gated(name: str) -> tuple[Tensor, Tensor]:
             bias = t.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
-            res = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
-            return res, t.function("sigmoid", t.reshape(t.transpose(res, 0, 1), (batch, tokens, width)))
+            gate_logits = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
+            return gate_logits, t.function("sigmoid", t.reshape(t.transpose(gate_logits, 0, 1), (batch, tokens, width)))
 
         _res, input_gate = gated("input_gate")
         _res, recurrent_gate = gated("recurrent_gate")
@@ -100,9 +100,9 @@ class RgLruKernels(ScanModules):
         graph, (batch, _, width) = self.graph, x.shape
 
         def backward(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
-            return [graph.new(whole, dtype)]
+            return [graph.new(input_shape, dtype)]
 
-        whole, dtype = x.shape, x.dtype
+        input_shape, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(graph, (x,)):
             saved = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
