@@ -76,8 +76,8 @@ def exact_div(dividend: Number, divisor: Number) -> Number:
         return dividend / divisor
     if _is_array(dividend, divisor):
         return dividend // divisor
-    quotient, rest = divmod(dividend, divisor)
-    if rest:
+    quotient, remainder = divmod(dividend, divisor)
+    if remainder:
         raise ArithmeticError(f"{divisor} does not divide {dividend}")
     return quotient
 

@@ -41,10 +41,10 @@ def draw(picture: str, models: Sequence[Model], output: str | Path | None, optio
 
 
 def _models(models: Iterable[Model], read: Callable[[Model], Any]) -> list[Any]:
-    found = [read(model) for model in models]
-    if not found:
+    read_models = [read(model) for model in models]
+    if not read_models:
         raise InputError("missing argument TARGET; expected one or more models")
-    return found
+    return read_models
 
 
 def _params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
@@ -95,9 +95,9 @@ def _memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    found = options_of(options, run=True)
-    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    return pictures.memory_picture(RunQuestion(**vars(run), preset=found.read(model)))
+    run_options = options_of(options, run=True)
+    run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    return pictures.memory_picture(RunQuestion(**vars(run), preset=run_options.read(model)))
 
 
 def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:

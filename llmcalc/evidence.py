@@ -85,13 +85,13 @@ class FrameworkEvidence:
 
     def run(self, parts: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
         """The framework, with the parts and the optimizer that one of its runs has."""
-        found = [Evidence("framework", self.name, self.witness)]
+        run_evidence = [Evidence("framework", self.name, self.witness)]
         for part in parts:
             witness = self.parts.get((part.kind, part.name), self.rest)
-            found.append(Evidence(part.kind, part.name, witness, self.name))
+            run_evidence.append(Evidence(part.kind, part.name, witness, self.name))
         if optimizer is not None:
-            found.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
-        return found
+            run_evidence.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
+        return run_evidence
 
 
 def by_torch(test: str) -> Witness:
@@ -111,12 +111,12 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
     """The things of that status, each once."""
-    return ", ".join(dict.fromkeys(str(one) for one in evidence if one.status == status))
+    return ", ".join(dict.fromkeys(str(item) for item in evidence if item.status == status))
 
 
 def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
     """The witnesses of that status, each once."""
-    return "; ".join(dict.fromkeys(one.witness.name for one in evidence if one.status == status))
+    return "; ".join(dict.fromkeys(item.witness.name for item in evidence if item.status == status))
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -136,7 +136,7 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
     return state
 
 
-def witness_of(thing: object) -> Witness | Mapping[str, Witness]:
+def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
     """The witness that a class or a function states itself, not one that it inherits; `UNTESTED` without one."""
-    found: Witness | Mapping[str, Witness] = getattr(thing, "__dict__", {}).get("witness", UNTESTED)
-    return found
+    stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
+    return stated_witness

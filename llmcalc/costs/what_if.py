@@ -41,10 +41,10 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         )
     changes.append((ModelChange("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
-    for what, change in changes:
+    for model_change, change in changes:
         changed = with_mixers(spec, change)
         if changed != spec:
-            yield what, changed
+            yield model_change, changed
 
 
 def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:

@@ -59,8 +59,8 @@ class RankRequest:
         with suggest_nearest_layouts(spec, request):
             layout = request.layout()
             if self.rank is None:
-                why = f"the first rank that {most} the most" if layout.world > 1 else ""
-                return RankShare(heaviest_rank(spec, layout, cost), why)
+                reason = f"the first rank that {most} the most" if layout.world > 1 else ""
+                return RankShare(heaviest_rank(spec, layout, cost), reason)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
             model = rank_model(spec, layout, self.rank)

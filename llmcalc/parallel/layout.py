@@ -149,12 +149,12 @@ class Layout:
         Source: Megatron-LM, parallel_state.py, `RankGenerator`, order tp-cp-ep-dp-pp, with a second one for experts;
         torchtitan's mesh has the same order.
         """
-        rest, tp = divmod(rank, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
-        rest, etp = divmod(rank, self.expert_tp)
-        rest, ep = divmod(rest, self.ep)
-        return Coordinates(tp, cp, dp, pp, etp, ep, rest % self.expert_dp)
+        remaining_rank, tp = divmod(rank, self.tp)
+        remaining_rank, cp = divmod(remaining_rank, self.cp)
+        pp, dp = divmod(remaining_rank, self.dp)
+        remaining_rank, etp = divmod(rank, self.expert_tp)
+        remaining_rank, ep = divmod(remaining_rank, self.ep)
+        return Coordinates(tp, cp, dp, pp, etp, ep, remaining_rank % self.expert_dp)
 
     def rank(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """The number of the rank with these indices."""
@@ -167,16 +167,16 @@ class Layout:
 
     def options(self) -> str:
         """The command-line options of this layout, without defaults."""
-        words: list[str] = []
+        arguments: list[str] = []
         for field in fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if value == field.default:
                 continue
             if isinstance(value, bool):
-                words.append(option if value else f"--no-{option[2:]}")
+                arguments.append(option if value else f"--no-{option[2:]}")
             else:
-                words += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        return " ".join(words)
+                arguments += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        return " ".join(arguments)
 
 
 ONE_DEVICE = Layout()

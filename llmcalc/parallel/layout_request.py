@@ -15,13 +15,13 @@ MAX_DEVICES = 2**20
 """Largest number of devices of a layout; the largest clusters have a quarter of it."""
 
 
-def parse_stage_layers(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
+def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
     """The layers of each stage as integers."""
     try:
         return tuple(int(layers) for layers in value)
     except (TypeError, ValueError):
         raise InputError(
-            f"{where}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10"
+            f"{origin}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10"
         ) from None
 
 

@@ -164,8 +164,8 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
     rank_stages = [stage for stage in all_stages if stage.rank == pp]
     if two_way:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
-    for number, stage in enumerate(rank_stages):
-        batches = (micro_batches + 1 - number) // 2 if two_way else micro_batches
+    for chunk_index, stage in enumerate(rank_stages):
+        batches = (micro_batches + 1 - chunk_index) // 2 if two_way else micro_batches
         yield Chunk(stage, rank_program(spec, layout, rank, stage), batches)
 
 
@@ -206,8 +206,8 @@ def _tensor_group_gradients(
         return
     for chunk in chunks:
         stage = chunk.stage
-        whole = rank_program(spec, ONE_DEVICE, 0, stage)
-        pairs = zip(weight_shards(chunk.program, include), weight_shards(whole, include), strict=True)
+        undivided_program = rank_program(spec, ONE_DEVICE, 0, stage)
+        pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard
             for shard, undivided in pairs

@@ -144,27 +144,29 @@ class Placements:
             if isinstance(item, Alternatives):
                 self._run_items(next(iter(item.branches.values())).items, path, repeats)
                 continue
-            about = item.about
-            if about.get("role") in NEVER_RUN or (about.get("optional") and about["optional"] not in self.include):
+            attributes = item.about
+            if attributes.get("role") in NEVER_RUN or (
+                attributes.get("optional") and attributes["optional"] not in self.include
+            ):
                 continue
-            where = f"{path}.{item.name}" if path and item.name else path or item.name
-            self.where, self.repeats = where or getattr(item, "verb", ""), repeats
+            item_path = f"{path}.{item.name}" if path and item.name else path or item.name
+            self.where, self.repeats = item_path or getattr(item, "verb", ""), repeats
             if isinstance(item, Step):
                 self._run_step(item)
                 if item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
-            scope_repeats, has_gradient = times(repeats, about.get("repeat", 1)), self.has_gradient
-            self.has_gradient = has_gradient and about.get("role") != "no_grad"
+            scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
+            self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
             if item.takes is not None:
                 self._reduce_partial_sum(item.takes)
             start = len(self.messages)
-            self._run_items(item.items, where, scope_repeats)
+            self._run_items(item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
-            self.where, self.repeats = where, scope_repeats
+            self.where, self.repeats = item_path, scope_repeats
             if item.takes is not None and item.gives is not None:
                 self._reduce_partial_sum(item.gives)
-            if about.get("kind") == "layer":
+            if attributes.get("kind") == "layer":
                 self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
@@ -183,13 +185,13 @@ class Placements:
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        end = len(self.messages) if recompute.reentrant else self.last_saved
+        last_message = len(self.messages) if recompute.reentrant else self.last_saved
         indices, repeat = layer.about["indices"], layer.about["repeat"]
         recomputed = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
-        for message in self.messages[start:end]:
+        for message in self.messages[start:last_message]:
             if not message.backward:
-                number = exact_div(times(message.times, recomputed), repeat)
-                self.messages.append(message._replace(backward=True, times=number))
+                repetitions = exact_div(times(message.times, recomputed), repeat)
+                self.messages.append(message._replace(backward=True, times=repetitions))
 
     def _add_message(
         self,

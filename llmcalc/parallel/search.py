@@ -114,9 +114,9 @@ def search(
     return result
 
 
-def _sizes(fixed: int | None, multiple: int, most: int | None = None) -> list[int]:
+def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list[int]:
     """The sizes of a group to try: the fixed size, otherwise the divisors of `multiple` up to `most`."""
-    return divisors(multiple, None if most is None else max(1, most)) if fixed is None else [fixed]
+    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed is None else [fixed]
 
 
 def tokens_multiple(cp: int) -> int:
@@ -217,8 +217,8 @@ def _try(
     if layout is None:
         result.refused[LAYERS] += 1
         return
-    batches, rest = divmod(global_batch, layout.dp * micro_batch)
-    reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
+    batches, remainder = divmod(global_batch, layout.dp * micro_batch)
+    reason = BATCH if remainder or not batches else refusal(axes, layout, layers, batches)
     if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:

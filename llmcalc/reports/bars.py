@@ -40,5 +40,5 @@ def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
     if not values:
         return ""
     count = min(width, len(values))
-    stretches = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in stretches)
+    value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in value_ranges)

@@ -30,14 +30,14 @@ def report(file: str, checks: list[Check]) -> Report:
     """Returns the answer as data and as a table for each model. file: the budget's name."""
     broken_count = broken(checks)
     all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
-    answer = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
+    headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
     warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     notes = [*warnings, memory_note if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
     tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
-    summary = Table(file, COLUMNS, [], answer=answer, name="bounds")
+    summary = Table(file, COLUMNS, [], answer=headline_text, name="bounds")
     return Report(_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
 
 
@@ -71,9 +71,9 @@ def _key(check: Check) -> str:
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a value; with all digits where a different bound would be rounded to the same text."""
     write = WRITE[KINDS.get(check.key, "bytes")]
-    others = [limit.value for limit in check.limits if limit.value != check.measured]
-    near = any(write(_number(other)) == write(_number(check.measured)) for other in others)
-    return f"{_number(value):,}" if near else write(_number(value))
+    other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
+    is_near = any(write(_number(limit_value)) == write(_number(check.measured)) for limit_value in other_limits)
+    return f"{_number(value):,}" if is_near else write(_number(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
@@ -123,9 +123,9 @@ def junit(file: str, checks: list[Check]) -> str:
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
         )
         for check in model_checks:
-            case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
+            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
             if (limit := check.broken) is not None:
-                ET.SubElement(case, "failure", message=failure(check, limit))
+                ET.SubElement(test_case, "failure", message=failure(check, limit))
     return xml_text(root)
 
 

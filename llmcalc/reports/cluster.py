@@ -107,12 +107,14 @@ def report(
     memory_use = column.states
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest.device)
-    answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
+    headline_text = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
     if len(fits) == 1:
-        answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
-    aside = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
+        headline_text += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
+    run_description = f"{run_text(memory_use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
     notes = said([*warnings, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
-    parts = Table(preset.display, PART_COLUMNS, _part_rows(largest), aside, notes, answer, name="parts")
+    parts = Table(
+        preset.display, PART_COLUMNS, _part_rows(largest), run_description, notes, headline_text, name="parts"
+    )
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
@@ -209,15 +211,15 @@ def _after_pass(column: Column) -> Column:
 
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message, sorted by group."""
-    sums: dict[tuple[str, int, str], list[int]] = {}
+    message_totals: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals = sums.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals = message_totals.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
         totals[0] += message.count
         totals[1] = max(totals[1], message.bytes)
         totals[2] += message.count * message.wire_bytes
-    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
-    ordered = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered]
+    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in message_totals))
+    sorted_messages = sorted(message_totals.items(), key=lambda message: groups.index(message[0][:2]))
+    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in sorted_messages]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:
@@ -225,9 +227,16 @@ def _part_rows(peak: RankMemory) -> list[Row]:
     device = peak.device
 
     def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
-        share = size / device.device_bytes
+        share_of_device = size / device.device_bytes
         return Row(
-            [name, size, share, None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))], 0, strong
+            [
+                name,
+                size,
+                share_of_device,
+                None if strong else Bar(share_of_device, palette.KINDS.get(kind, palette.OTHER)),
+            ],
+            0,
+            strong,
         )
 
     rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
@@ -254,7 +263,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
             [
                 rank.rank,
                 rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(ends))) for ends in layers[rank.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(chunk_ends))) for chunk_ends in layers[rank.stage]),
                 rank.device.peak_bytes,
                 rank.device.after_step_bytes,
                 rank.device.reserved_bytes,
@@ -269,9 +278,9 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
     """Returns the kinds of memory at the peak of each rank; no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
-    kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
-    columns = [Column("rank", "rank"), *(Column(kind, KIND_TITLES[kind], units.GIB.write) for kind in kinds)]
-    rows = [Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in kinds)]) for rank in cluster.by_rank]
+    present_kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
+    columns = [Column("rank", "rank"), *(Column(kind, KIND_TITLES[kind], units.GIB.write) for kind in present_kinds)]
+    rows = [Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in present_kinds)]) for rank in cluster.by_rank]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 

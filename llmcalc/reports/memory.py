@@ -37,10 +37,10 @@ def _shortened(path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
-    *above, last = path.split(".")
-    while len(above) > 1 and len(".".join((*above, "…", last))) > LONGEST_PATH:
-        above.pop()
-    return ".".join((*above, "…", last))
+    *parent_names, last_name = path.split(".")
+    while len(parent_names) > 1 and len(".".join((*parent_names, "…", last_name))) > LONGEST_PATH:
+        parent_names.pop()
+    return ".".join((*parent_names, "…", last_name))
 
 
 PHASE_COLUMNS = (
@@ -102,15 +102,17 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
-    answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
-    aside = f"{run_text(memory_use)}, {units.count(memory_use.count.total)} parameters"
+    headline_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
+    run_description = f"{run_text(memory_use)}, {units.count(memory_use.count.total)} parameters"
     notes = said([*warnings, *_notes(preset, memory, assumed)])
-    parts = Table(preset.display, COLUMNS, _rows(memory_use, device), aside, notes, answer, name="parts")
-    phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
-    return Report(memory_data(preset, memory, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
-        preset.target
+    parts = Table(
+        preset.display, COLUMNS, _rows(memory_use, device), run_description, notes, headline_text, name="parts"
     )
+    phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
+    accelerator_table = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
+    return Report(
+        memory_data(preset, memory, fits), [parts, phases, accelerator_table], warnings=warned(preset, warnings)
+    ).of(preset.target)
 
 
 def term_name(term: Term) -> str:
@@ -124,8 +126,8 @@ def fits_table(fits: Sequence[Fit], title: str) -> Table:
     note = f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall"
     if any(fit.nominal for fit in fits):
         title, note = f"{title}; *: of the nominal memory", f"{note}; *: the usable memory is not known"
-    first = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
-    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first)
+    first_fitting = next((i for i, fit in enumerate(fits) if fit.verdict != "no"), len(fits) - 1)
+    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits", sooner=True, centre=first_fitting)
 
 
 def verdict_of(fit: Fit) -> str:
@@ -239,8 +241,11 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "device_bytes": device.device_bytes,
         "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
         "by_kind": dict(device.by_kind),
-        "by_phase": {phase: dict(kinds) for phase, kinds in device.moments.items()},
-        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
+        "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
+        "timeline": [
+            {"phase": timeline_point.phase, "node": timeline_point.node, "bytes": timeline_point.bytes}
+            for timeline_point in device.timeline
+        ],
         "terms": [
             {
                 "name": term.name,
@@ -279,12 +284,12 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
     """Returns the kinds of memory at the peak, and the overhead of the allocator and the runtime."""
 
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
-        part = size / device.device_bytes
-        bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong)
+        share_of_device = size / device.device_bytes
+        bar = None if depth or strong else Bar(share_of_device, palette.KINDS.get(kind, palette.OTHER))
+        return Row([name, units.short_dtype(dtype) if dtype else None, size, share_of_device, bar], depth, strong)
 
     formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype, "cache": memory_use.kv_dtype}
-    below = {"weights": _weight_rows, "optimizer": _state_rows}
+    row_builders = {"weights": _weight_rows, "optimizer": _state_rows}
     rows: list[Row] = []
     for kind, size in device.by_kind.items():
         if size:
@@ -296,7 +301,7 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
             if kind == "optimizer" and memory_use.optimizer is not None:
                 name = f"optimizer ({memory_use.optimizer.name})"
             rows.append(row(name, dtype, size, kind=kind))
-            rows += below[kind](memory_use, row) if kind in below else []
+            rows += row_builders[kind](memory_use, row) if kind in row_builders else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [
         row(f"{term_name(term)} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"
@@ -330,9 +335,9 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     """Returns one row per phase: its peak, the module of the peak, and memory over time."""
     rows = []
     for phase in device.moments:
-        points = [point for point in device.timeline if point.phase == phase]
-        highest = max(points, key=lambda point: point.bytes)
-        values = [point.bytes for point in _leaf_points(points)]
+        points = [timeline_point for timeline_point in device.timeline if timeline_point.phase == phase]
+        highest = max(points, key=lambda timeline_point: timeline_point.bytes)
+        values = [timeline_point.bytes for timeline_point in _leaf_points(points)]
         rows.append(
             Row(
                 [PHASE_NAMES[phase], highest.bytes, highest.node or "the model", bars.course(values, device.peak_bytes)]
@@ -344,11 +349,13 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
     """Returns the points of modules without children, in the order in which they ran."""
-    holders = {point.node.rpartition(".")[0] for point in points}
+    holders = {timeline_point.node.rpartition(".")[0] for timeline_point in points}
     for name in list(holders):
         while name := name.rpartition(".")[0]:
             holders.add(name)
-    return [point for point in points if point.node and point.node not in holders] or points
+    return [
+        timeline_point for timeline_point in points if timeline_point.node and timeline_point.node not in holders
+    ] or points
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
@@ -357,7 +364,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for term in device.terms:
         if term.status == "untested":
             names.setdefault(term.witness, []).append(term.name)
-    return [f"untested: {', '.join(terms)} ({why})" for why, terms in names.items()]
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in names.items()]
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
@@ -365,10 +372,10 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def not_counted(memory_use: MemoryUse) -> list[str]:
     """Returns the tensors that the answer does not count."""
-    texts = list(memory_use.not_counted)
+    uncounted = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
-        texts.append(f"activations of the {TOWERS.title}")
-    return texts
+        uncounted.append(f"activations of the {TOWERS.title}")
+    return uncounted
 
 
 def run_text(memory_use: MemoryUse) -> str:
@@ -406,12 +413,12 @@ def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
 def _execution_note(memory: Memory) -> str:
     """Writes the choices of kernels with their options."""
     data = execution_data(memory)
-    texts = [f"{memory.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
+    choice_texts = [f"{memory.attention} attention (--attn-implementation)", f"{data['norm']} norms (--norm)"]
     if memory.settings.phase == "training":
-        texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
-        texts.append(f"recompute {data['recompute']} (--recompute)")
-        texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
-    return f"runs with {', '.join(texts)}"
+        choice_texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
+        choice_texts.append(f"recompute {data['recompute']} (--recompute)")
+        choice_texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
+    return f"runs with {', '.join(choice_texts)}"
 
 
 def _chunk_note(memory: Memory) -> str:
@@ -424,10 +431,12 @@ def _chunk_note(memory: Memory) -> str:
 
 def _cache_note(memory_use: MemoryUse, block: int) -> str:
     tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
-    text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
+    cache_text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
     if block:
-        return f"{text}, in blocks of {plural(block, 'token')} (--kv-block); no prefix is shared between sequences"
-    return f"{text}; a new token is concatenated, which copies a layer's keys and values"
+        return (
+            f"{cache_text}, in blocks of {plural(block, 'token')} (--kv-block); no prefix is shared between sequences"
+        )
+    return f"{cache_text}; a new token is concatenated, which copies a layer's keys and values"
 
 
 def _training_notes(memory_use: MemoryUse) -> list[str]:
@@ -440,9 +449,9 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
         notes.append(f"{state.name}: {state.split}")
     if memory_use.adapters is not None:
         return notes
-    rule = ZERO_RULE * parameters
-    difference = against(rule / memory_use.total_bytes - 1, "what stays in memory")
-    same = (
+    rule_bytes = ZERO_RULE * parameters
+    difference = against(rule_bytes / memory_use.total_bytes - 1, "what stays in memory")
+    same_text = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
         else ""
@@ -450,6 +459,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "
-        f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same}"
+        f"{units.GIB.write(rule_bytes)} {units.GIB.name}, {difference}{same_text}"
     )
     return notes

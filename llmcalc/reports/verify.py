@@ -60,8 +60,8 @@ def _untested(verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
-    there = {_group(c) for v in verdicts for c in v.checks}
-    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in there]
+    checked_groups = {_group(c) for v in verdicts for c in v.checks}
+    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
         *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),

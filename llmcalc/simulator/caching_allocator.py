@@ -69,23 +69,23 @@ Stretch: TypeAlias = tuple[list[Step], int]
 
 
 def allocation(x: int, bytes: int) -> Step:
-    """The step that allocates storage `x` of at least one byte."""
+    """Encodes the step that allocates storage `x` of at least one byte."""
     n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
     return x, n << BITS, n
 
 
 def release(x: int) -> Step:
-    """The step that frees storage `x`."""
+    """Encodes the step that frees storage `x`."""
     return x, 0, 0
 
 
 def on_stream(stream: int) -> Step:
-    """The step that changes the stream of the allocations after it."""
+    """Encodes the step that switches later allocations to a stream."""
     return -1, -1, stream
 
 
 class Pool:
-    """The free blocks of one stream for small or for large requests.
+    """The free blocks of one stream, for small or for large requests.
 
     free: the free blocks in order, and NO_BLOCK.
     least_rest: units that must remain for a block to be split.
@@ -103,7 +103,7 @@ class Pool:
 
 
 class CachingAllocator:
-    """torch's caching allocator on a device whose memory does not run out, empty at first.
+    """torch's caching allocator, initially empty, on a device with unlimited memory.
 
     expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     allocated, peak_allocated: bytes of blocks in use (torch.cuda.memory_allocated, max_memory_allocated).
@@ -152,11 +152,11 @@ class CachingAllocator:
 
     @property
     def peak_reserved(self) -> int:
-        """The same as `reserved`: no memory is returned to the device."""
+        """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
     def _pools_of_stream(self, stream: int) -> tuple[Pool, Pool]:
-        """The pools for small and for large requests of a stream."""
+        """Returns a stream's pools for small and for large requests."""
         pools = self._pools.get(stream)
         if pools is None:
             pool_index, is_expandable = len(self._lists), self.expandable_segments
@@ -168,7 +168,7 @@ class CachingAllocator:
         return pools
 
     def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs steps. Storages keep their numbers from one call to the next.
+        """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
@@ -270,7 +270,7 @@ class CachingAllocator:
         return duplicate
 
     def _reserve(self, pool: Pool, n: int) -> int:
-        """Reserves memory for a block of n units, and returns a free block of at least that size.
+        """Reserves device memory for a block of n units. Returns a free block of at least that size.
 
         The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
         (try_allocate_expandable_block).
@@ -293,7 +293,7 @@ class CachingAllocator:
 
 
 class PrefixCache:
-    """Replays runs, each on its own allocator, and shares the events with which several runs begin.
+    """Replays several runs on separate allocators, and replays their common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after each common piece is stored, and the next run continues from the last one that it shares.
@@ -306,7 +306,7 @@ class PrefixCache:
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
     def played(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
-        """The allocator after these pieces.
+        """Returns the allocator after these pieces of a run.
 
         count: the number of storages.
         opening: the number of pieces with which other runs may begin.
@@ -323,7 +323,7 @@ class PrefixCache:
 
 
 class RequestedBytes:
-    """Converts events to the allocator's steps, piece by piece, and counts the bytes that they request.
+    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
 
     count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -336,7 +336,7 @@ class RequestedBytes:
         self._units: dict[int, Step] = {}
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """The steps of the next events."""
+        """Encodes the next events."""
         bytes_of_storage, renamed_storages, units_of_storage = self._bytes, self._named, self._units
         requested, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []

@@ -18,12 +18,12 @@ Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
 
 
-class _Stop(Exception):
+class _AllRecomputed(Exception):
     """Raised when every tensor that the backward pass needs has been recomputed."""
 
 
 class Region:
-    """One call that is checkpointed (non-reentrant). Its arguments live until the last of its nodes has run.
+    """One checkpointed call (non-reentrant). Its arguments live until its last node has run.
 
     run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
     needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
@@ -56,24 +56,24 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is kept. calls: operation → its calls, which this increments."""
+        """Whether the next result of an operation is stored. calls: operation → number of calls, incremented here."""
         calls[name] += 1
         return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves only the number of a tensor."""
+        """Saves only the index of a tensor."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
 
     def drop_unread(self) -> None:
-        """Drops the kept results that follow the last saved tensor: the backward pass does not need them."""
+        """Drops stored results after the last saved tensor, which the backward pass does not need."""
         for name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
                 self.results[name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """The saved tensor of that number, which lives as long as the caller refers to it."""
+        """Returns the saved tensor with an index; it lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
@@ -83,6 +83,7 @@ class Region:
         return tensor
 
     def _recompute(self) -> None:
+        """Runs the call again, until all saved tensors are recomputed."""
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
         enabled, graph.enabled = graph.enabled, True
@@ -92,7 +93,7 @@ class Region:
         graph.autocast, graph.casts = self.autocast, {}
         try:
             self.run([_recomputed(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
-        except _Stop:
+        except _AllRecomputed:
             pass
         finally:
             graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, outer_place, recalled
@@ -105,7 +106,7 @@ class Region:
         self.graph.meter.reclassify(tensor.storage.block, "activations")
         self.recomputed.append(saved if self.packed[len(self.recomputed)]() is not None else None)
         if self.early and len(self.recomputed) == len(self.packed):
-            raise _Stop
+            raise _AllRecomputed
         return Saved(saved)
 
 
@@ -118,16 +119,18 @@ class _RecomputedTensor(Saved):
         self.region, self.number = region, tensor_number
 
     def unpack(self) -> Tensor:
+        """Returns the tensor, recomputed if necessary."""
         return self.region.unpack(self.number)
 
 
 class _ResultKeeper:
-    """Keeps the results of a region's chosen operations (selective checkpointing)."""
+    """Stores the results of a region's selected operations (selective checkpointing)."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls = region, Counter[str]()
 
-    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Computes a result, and stores it if its operation is selected."""
         out = make()
         if self.region.keeps(name, self.calls):
             self.region.graph.meter.reclassify(out.storage.block, "activations")
@@ -138,12 +141,13 @@ class _ResultKeeper:
 
 
 class _KeptResults:
-    """Returns kept results instead of recomputing their operations."""
+    """Returns stored results instead of recomputing their operations."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
-    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Returns the stored result of an operation, or computes it."""
         if not self.region.keeps(name, self.calls):
             return make()
         result_number = self.next.get(name, 0)
@@ -155,7 +159,7 @@ class _KeptResults:
 
 
 def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
-    """The same tensor. leaf: whether it is trained, or no operation has made it that passes gradients on.
+    """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
@@ -168,7 +172,7 @@ def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: boo
 
 
 def _alias(tensor: Tensor, trained: bool) -> Tensor:
-    """The same tensor without its history. trained: whether it wants a gradient."""
+    """Returns the same tensor without its graph. trained: whether it needs a gradient."""
     copy = tensor.detached()
     copy.leaf = trained
     return copy
@@ -206,8 +210,9 @@ def checkpoint(
 
 
 def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a part without recording it; the backward pass runs all of it again, and its own backward pass inside
-    (`use_reentrant=True`).
+    """Runs a function without recording it; the backward pass runs it again with a graph.
+
+    The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
     if not recorded(graph, arguments):
         return run(arguments)
@@ -215,6 +220,7 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     forward_autocast = graph.autocast
 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        """Runs the function again, and its backward pass."""
         detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
         enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place

@@ -1,4 +1,4 @@
-"""The repeating pattern of layer kinds in a stack, so that a run with a few repeats stands for all."""
+"""The repeating pattern of layer kinds in a stack, so that a run with few repeats represents all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDED_REPEATS = 4
 
 
 def find_pattern(order: Sequence[Scope]) -> Pattern:
-    """The pattern that leaves the fewest layers to run, if it is run `RECORDED_REPEATS` times.
+    """Finds the pattern with the fewest layers in `RECORDED_REPEATS` repeats.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
@@ -64,7 +64,7 @@ def find_pattern(order: Sequence[Scope]) -> Pattern:
 
 
 def shortened(order: list[Scope], new_repeats: int | None) -> list[Scope]:
-    """The layers with only that many repeats of their pattern; all layers if `new_repeats` is None."""
+    """Returns the layers with fewer repeats of their pattern; all layers if `new_repeats` is None."""
     if new_repeats is None:
         return order
     first_layer, period, repeats = find_pattern(order)

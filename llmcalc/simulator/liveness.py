@@ -11,7 +11,7 @@ from ..flow.value import Value
 
 
 def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields the nodes that a model has and no pass runs, but for optional parts: name, primitive, number of copies.
+    """Yields name, primitive and number of copies of nodes that no pass runs, without optional parts.
 
     times: the number of copies of the scope.
     """
@@ -28,12 +28,12 @@ def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]
 
 
 def is_a_layer(scope: Scope) -> bool:
-    """Whether a scope with a repeat is a layer of a stack; modules of multi-token prediction are repeated too."""
+    """Whether a repeated scope is a layer of a stack, not a multi-token-prediction module."""
     return scope.takes is not None and not scope.about.get("optional")
 
 
 def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields every module below a scope that is called with a tensor, and its path below it."""
+    """Yields path and scope of every module inside a scope that is called with a tensor."""
     for item in scope.items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():
@@ -45,15 +45,15 @@ def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Sc
             yield from modules_below(item, f"{path}.")
 
 
-def among(value: Value | None, candidates: set[int]) -> int | None:
-    """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
+def base_among(value: Value | None, candidates: set[int]) -> int | None:
+    """Returns the id of the value, or of its nearest base, that is a candidate; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
 
 
-def view_of(value: Value | None, base: Value | None) -> bool:
-    """Whether a value is another one, or a view of it."""
+def is_view_of(value: Value | None, base: Value | None) -> bool:
+    """Whether a value is `base`, or a view of it."""
     while value is not None and value is not base:
         value = value.of
     return value is not None
@@ -62,7 +62,7 @@ def view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Value that owns a storage → the last step that reads it; and values that other layers read, which have none.
+    """Returns value → the last step that reads its storage, and the values that several layers read.
 
     branch: which of several forms runs. skips: whether a module does not.
     """
@@ -82,7 +82,11 @@ def last_readers(
                 for value in item.ins:
                     key = id(value.storage)
                     last_reader[key], last_layer[key] = id(item), layer
-                    if layer is not root and layer_of.get(key, layer) is not layer and not view_of(value, layer.takes):
+                    if (
+                        layer is not root
+                        and layer_of.get(key, layer) is not layer
+                        and not is_view_of(value, layer.takes)
+                    ):
                         shared.add(key)
                 for value in item.outs:
                     layer_of[id(value)] = layer

@@ -1,4 +1,4 @@
-"""A run of many layers from the events of a run of few.
+"""Derives the events of a run with many layers from a recorded run with few.
 
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
@@ -33,11 +33,11 @@ Repeat: TypeAlias = tuple[int, int]
 
 
 class NotRepeating(Exception):
-    """Recorded layers or passes that should do the same differ, so that they cannot stand for the others."""
+    """Raised when recorded layers or passes differ that should be identical."""
 
 
 class AllocatorOverhead(NamedTuple):
-    """The bytes that an allocator adds to those that tensors request.
+    """The bytes that an allocator adds to the requested bytes.
 
     requested: the highest sum of bytes that tensors request.
     slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
@@ -52,26 +52,26 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """The overhead of an allocator that has replayed these tensors."""
+        """Returns the overhead of an allocator after a replay. tensors: requested bytes."""
         slop, free = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """The overhead of several runs, one after the other, each on its own allocator."""
+        """Combines the overhead of consecutive runs on separate allocators."""
         requested, slop = max(run.requested for run in runs), max(run.slop for run in runs)
         reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
     def extrapolated(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
-        """The overhead of `missing` more layers than `larger` has, which has `added` more layers than this run."""
+        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more."""
         return AllocatorOverhead(
             *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
         )
 
 
 class InnerEvent(NamedTuple):
-    """An event that occurs in every repeat between the first and the last.
+    """An event that occurs in every inner repeat, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -89,7 +89,7 @@ class InnerEvent(NamedTuple):
 
 @dataclass
 class Sweep:
-    """Events that pass through the repeats of a stack, one repeat after the other.
+    """Events that run through the repeats of a stack, one repeat after the other.
 
     stack: the number of the stack.
     rising: whether they go from the first repeat to the last.
@@ -107,7 +107,7 @@ Part: TypeAlias = list[Event] | Sweep
 
 
 class RepeatAnalysis:
-    """Derives the events of every repeat from a run with few repeats, and replays any number of repeats.
+    """Finds the events of every repeat in a recorded run, and replays any number of repeats.
 
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
@@ -143,7 +143,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events in order, cut wherever another repeat begins; None for those outside of all repeats."""
+        """Yields events in order, split at changes of repeat; None marks events outside of all repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
@@ -173,7 +173,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. Outside of all repeats, releases go to the repeat that made the storage.
+        """Yields the events of one repeat. Releases outside of repeats belong to the storage's repeat.
 
         That holds where the releases pass through all recorded repeats in order.
         """
@@ -197,6 +197,7 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
+        """Returns the repeat that allocated the storage of a release."""
         x, size, _ = event
         return self.allocated_in.get(x) if size == FREED else None
 
@@ -211,6 +212,7 @@ class RepeatAnalysis:
         return self.repeat_cache[key]
 
     def _repeat_in_stack(self, stack_index: int, place: Place) -> Repeat | None:
+        """Returns the repeat of a stack that contains a place."""
         stack = self.stacks[stack_index]
         repeat = (place.layer_index - stack.before) // stack.period
         return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
@@ -228,7 +230,7 @@ class RepeatAnalysis:
         return None
 
     def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields the sweeps, and the events between them."""
+        """Yields sweeps, and the events between them."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]
@@ -245,7 +247,7 @@ class RepeatAnalysis:
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """The sweep that begins with this run, and the index after its last run; None if the run begins no sweep.
+        """Returns the sweep that starts at a run, and the index after it; None if no sweep starts there.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
@@ -271,7 +273,7 @@ class RepeatAnalysis:
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
-        """Finds for each storage of the second repeat its twin in the third."""
+        """Pairs each storage of the second repeat with its counterpart in the third."""
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
@@ -285,7 +287,7 @@ class RepeatAnalysis:
                 raise NotRepeating
 
     def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
-        """The event of every inner repeat, from the event of the second repeat and that of the third."""
+        """Derives the event of every inner repeat from the events of the second and third repeat."""
         (x, size, value), (y, _, _) = second_event, third_event
         if size == PLACED:
             return self._inner_place(x, y)
@@ -322,6 +324,7 @@ class RepeatAnalysis:
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
+        """Combines the places of the second and third repeat."""
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
@@ -332,7 +335,7 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """The bytes of a run without an allocator. repeats: stack → repeats of its pattern, by default all of them."""
+        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats, places=True)
         meter = Meter()
         blocks: list[Any] = [None] * events.count
@@ -350,7 +353,7 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """The bytes that an allocator adds to a run. repeats: stack → repeats of its pattern, default all of them."""
+        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats, places=False)
         tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
@@ -359,7 +362,7 @@ class RepeatAnalysis:
 
 
 class RepeatedEvents:
-    """The events of a run with any number of repeats of each stack's pattern; by default all of them.
+    """The events of a run with any number of repeats per stack.
 
     places: whether to give the events that an allocator does not see: the run's place, and changes of a kind.
     count: the number of storages.
@@ -380,7 +383,7 @@ class RepeatedEvents:
         self.pieces: dict[int, list[Event]] = {}
 
     def of(self, piece: Sequence[Event]) -> list[Event]:
-        """The events that a piece of the recorded run becomes."""
+        """Returns the events of the full run that correspond to a recorded piece."""
         if id(piece) not in self.pieces:
             events = self.pieces[id(piece)] = []
             for part in self.analysis.parts[id(piece)]:
@@ -391,7 +394,7 @@ class RepeatedEvents:
         return self.pieces[id(piece)]
 
     def _add_once(self, events: list[Event], part_events: list[Event]) -> None:
-        """Adds events of the first or the last repeat, or outside of all repeats."""
+        """Appends the events of the first or last repeat, or of no repeat."""
         storage_number = self.numbers.get
         if self.places:
             events += [
@@ -406,7 +409,7 @@ class RepeatedEvents:
             ]
 
     def _add_sweep(self, events: list[Event], sweep: Sweep) -> None:
-        """Adds the events of the first repeat, of every inner repeat, and of the last one, in the sweep's direction."""
+        """Appends the events of all repeats in the sweep's direction."""
         last_inner = self.inner_repeats[sweep.stack] - 1
         first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
         self._add_once(events, first_events)
@@ -431,7 +434,7 @@ class RepeatedEvents:
         self._add_once(events, last_events)
 
     def _line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
-        """(x, step, size, value) of an event whose storage has the number x + step · repeat."""
+        """Returns (x, step, size, value): the event's storage number is x + step · repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
@@ -439,7 +442,7 @@ class RepeatedEvents:
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
     def _shifted_place(self, place: Place) -> Place:
-        """A recorded place in the whole run, which has more repeats below it."""
+        """Shifts a recorded place by the added repeats below it."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
@@ -449,7 +452,7 @@ class RepeatedEvents:
 
 
 def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts events. blocks: the block of each storage."""
+    """Counts events on a meter. blocks: storage → its block."""
     allocate, free = meter.allocate, meter.free
     for x, size, value in events:
         if size >= 0:

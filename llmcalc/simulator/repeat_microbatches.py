@@ -1,4 +1,4 @@
-"""Replays the passes of all micro-batches through chunks of layers from a few recorded passes.
+"""Replays the passes of all micro-batches from a few recorded passes.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -25,7 +25,7 @@ from .tensor import Dtype, Storage, Tensor
 
 
 class EventMeter(Meter):
-    """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
+    """A meter that also records allocations and releases for an allocator.
 
     count: the number of storages so far.
     pieces: the allocator's steps, in order.
@@ -71,7 +71,7 @@ class EventMeter(Meter):
             self._steps = []
 
     def play(self, trace: PassTrace, pass_id: PassId, more_layers: int, first_storages: Mapping[PassId, int]) -> int:
-        """Replays a pass, and returns the number of its first storage.
+        """Replays a pass. Returns the number of its first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
@@ -96,7 +96,7 @@ class EventMeter(Meter):
         return base
 
     def _count(self, trace: PassTrace, more_layers: int) -> None:
-        """Counts the bytes of a pass, and the peak at each of its places."""
+        """Counts the bytes of a replayed pass, and the peak at each place."""
         bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
             self._here.by_kind = _sum(kinds_before, trace.kinds_at_first_release)
@@ -125,7 +125,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are added up on request: those before a pass, and those that the pass adds."""
+    """A peak whose bytes by kind are summed lazily: those before a pass, and those that the pass adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
@@ -145,11 +145,12 @@ class SummedPeak(Peak):
 
 
 def shifted(place: Place, layers: int) -> Place:
-    """The same module that many layers later."""
+    """Returns the place of the same module in a later layer."""
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
 def _sum(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+    """Adds two counts by kind."""
     return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
 
 
@@ -164,7 +165,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that computes it: the pass's output, or a gradient.
+    """A tensor that outlives its pass: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -179,7 +180,7 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def storage(self, meter: EventMeter, base: int) -> Storage:
-        """A storage for it in a replayed pass, whose first storage has the number `base`."""
+        """Creates its storage in a replayed pass. base: number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
@@ -192,7 +193,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The events of a pass and the bytes that follow from them. Bytes are over those before the pass.
+    """The events of a pass, and its bytes relative to the start.
 
     steps: the allocator's steps; storages are numbered in the pass.
     count: the number of storages.
@@ -222,7 +223,7 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId) -> PassTrace:
-        """The trace with the micro-batches of other passes relative to that of this pass."""
+        """Returns the trace with other passes' micro-batches relative to this pass's."""
         chunk, _, pass_number = pass_id
         if any(other_chunk != chunk for other_chunk, *_ in self.releases_of_other_passes):
             raise NotRepeating
@@ -234,7 +235,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts the passes that have run.
+    """Counts passes, and determines the case of each.
 
     forwards, backwards: chunk → the number of its passes.
     fresh: chunk → whether none of its backward passes of this step has run; always false where gradients stay
@@ -261,6 +262,7 @@ class PassCounter:
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
     def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass. Passes of the same case have the same events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
 
@@ -278,7 +280,7 @@ class PassCounter:
 
 
 def _nth(pass_number: int) -> int:
-    """The number of a pass in its case, up to 2.
+    """Returns the index of a pass within its case, at most 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -345,7 +347,7 @@ class PassRecorder(PassCounter):
 
 
 def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
-    """The number, a tensor of the same shape without memory, and the number of the tensor's storage."""
+    """Returns an output number, a copy of the tensor without memory, and the storage's number."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_only, tensor.storage.block.handle
 
@@ -354,7 +356,7 @@ _NO_STORAGE = Storage(NoMeter(), 0)
 
 
 class PassBytes:
-    """Counts the bytes of a pass, over those before it.
+    """Counts the bytes of a pass relative to its start.
 
     place: the place that runs.
     now, kinds: bytes so far, and the same by kind.
@@ -387,7 +389,7 @@ class PassBytes:
         self.kinds[kind] = self.kinds.get(kind, 0) - size
 
     def move_to(self, place: Place) -> None:
-        """Changes the place that runs."""
+        """Changes the current place."""
         if place != self.place:
             self.settle()
             self.place = place
@@ -399,7 +401,7 @@ class PassBytes:
         self.kinds[new_kind] = self.kinds.get(new_kind, 0) + size
 
     def settle(self) -> None:
-        """Stores the bytes by kind at the current peak, which can no longer rise."""
+        """Stores the bytes by kind at the current peak, which is final."""
         if self.is_rising:
             self.peaks[self.place] = self.peaks[self.place][0], dict(self.kinds)
             self.is_rising = False
@@ -412,7 +414,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Reads the events of a recorded run.
+    """Derives the trace of each pass case from recorded events.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -538,6 +540,7 @@ class TraceReader:
         return recorded_pass.place
 
     def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+        """Creates the description of a pass's output."""
         return OutputTensor(
             storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
         )
@@ -564,6 +567,7 @@ class PassPlayer(PassCounter):
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+        """Replays a forward pass, and returns its output."""
         trace, base = self._play(chunk, case, pass_id)
         if input_tensor is not None and trace.input_kind is not None:
             input_tensor.storage.block.kind = trace.input_kind

@@ -1,4 +1,4 @@
-"""Shapes and strides, by the rules of PyTorch's tensors. Sizes are integers, or symbols for formulas.
+"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols for formulas.
 
 Strides decide where a reshape copies, so they decide memory. Sources: `at::detail::computeStride` in
 aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in aten/src/ATen/TensorIterator.cpp.
@@ -25,41 +25,41 @@ def count(shape: Shape) -> Number:
     return math.prod(shape)
 
 
-def is_one(size: Number) -> bool:
+def is_size_one(size: Number) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
-def is_none(size: Number) -> bool:
+def is_size_zero(size: Number) -> bool:
     """Whether a size is known to be 0."""
     return isinstance(size, int) and size == 0
 
 
 @lru_cache(REMEMBERED)
 def contiguous(shape: Shape) -> Strides:
-    """The strides of a tensor whose last axis is stored densely, then the one before it, and so on."""
+    """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
     step: Number = 1
     for size in reversed(shape):
         strides.append(step)
-        if not is_one(size) and not is_none(size):
+        if not is_size_one(size) and not is_size_zero(size):
             step = size if type(step) is int and step == 1 else step * size
     return tuple(reversed(strides))
 
 
 @lru_cache(REMEMBERED)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
-    """Whether these strides are those of a dense tensor; the strides of axes of one element do not matter."""
-    if any(map(is_none, shape)):
+    """Whether strides are contiguous; strides of axes with one element do not matter."""
+    if any(map(is_size_zero, shape)):
         return True
     dense = contiguous(shape)
-    return all(is_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
+    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
 
 
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_one(size)]
+    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
     if not all(isinstance(n, int) for axis in axes for n in axis):
         return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
     step: Number = 1
@@ -71,11 +71,11 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def viewed(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
-    """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
+def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
+    """Returns the strides of a view with another shape; None if only a copy can have it."""
     n = count(shape)
     assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
-    if any(map(is_none, shape)):
+    if any(map(is_size_zero, shape)):
         return contiguous(new_shape)
     out: list[Number] = []
     remaining_sizes = list(new_shape)
@@ -83,11 +83,11 @@ def viewed(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     base, old_size = (strides[-1] if strides else 1), Size()
     for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
-        ends_group = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
+        ends_group = axis == 0 or (not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
         if not ends_group:
             continue
         new_size = Size()
-        while remaining_sizes and (not new_size.reaches(old_size) or is_one(remaining_sizes[-1])):
+        while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
             out.append(new_size.times(base))
             new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
@@ -98,7 +98,7 @@ def viewed(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
 
 
 class Size:
-    """A product of sizes, compared with another product; of symbols, by their factors."""
+    """A product of sizes, compared with another product; symbols are compared by factors."""
 
     __slots__ = ("n",)
 
@@ -106,10 +106,10 @@ class Size:
         self.n: Number = 1
 
     def grow(self, size: Number) -> None:
-        self.n = size if is_one(self.n) else self.n * size
+        self.n = size if is_size_one(self.n) else self.n * size
 
     def times(self, base: Number) -> Number:
-        return self.n if is_one(base) else self.n * base
+        return self.n if is_size_one(base) else self.n * base
 
     def reaches(self, other: Size) -> bool:
         if isinstance(self.n, int) and isinstance(other.n, int):
@@ -118,7 +118,7 @@ class Size:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an elementwise result of tensors with these shapes."""
+    """Returns the shape of an elementwise result."""
     result, *other_shapes = shapes
     for shape in other_shapes:
         if shape != result:
@@ -129,11 +129,11 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def _wider(first_size: Number, second_size: Number) -> Number:
-    """The size of an axis that is `first` in one operand and `second` in another: one of both is 1, or they agree."""
+    """Returns the broadcast size of two sizes, of which one is 1 or both agree."""
     if type(second_size) is int and second_size == 1:
         return first_size
     assert (
-        is_one(first_size)
+        is_size_one(first_size)
         or not isinstance(first_size, int)
         or not isinstance(second_size, int)
         or first_size == second_size
@@ -143,7 +143,7 @@ def _wider(first_size: Number, second_size: Number) -> Number:
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """The strides of an elementwise result: those of its operands where they agree, else dense in their order."""
+    """Returns the strides of an elementwise result: its operands' if they agree, otherwise dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
@@ -178,7 +178,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
 
 
 def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
-    """The axes of an elementwise result, the densest first."""
+    """Returns the axes of an elementwise result, the densest first."""
     order = list(range(len(shape) - 1, -1, -1))
 
     def swaps(inner_axis: int, outer_axis: int) -> int:
@@ -204,6 +204,6 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def forget() -> None:
-    """Forgets all strides: those of sizes that are not plain integers are of no use to other runs."""
-    for remembered in (contiguous, is_contiguous, is_dense, viewed, elementwise):
+    """Clears the cache of strides, whose symbolic sizes are useless to other runs."""
+    for remembered in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         remembered.cache_clear()

@@ -69,16 +69,16 @@ class Check:
         if self.measured == 0:
             return "the witness counted nothing"
         difference = self.measured - (self.closed_form - self.explained)
-        share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
+        relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         if self.quantity == LOSS:
-            return f"{difference:+.3g}{share}"
+            return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
         matching_size = explain_difference(difference, sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
         tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
         size = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{known_difference}{size}{share}{tolerance}"
+        return f"{units.difference(difference)}{known_difference}{size}{relative_text}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -186,12 +186,18 @@ def check_repeats(
 
     readings: path of a repeat → its measurement.
     """
-    wrong = {path: measured for path, measured in readings.items() if measured != expected}
-    if wrong and len(readings) > 1 and len(wrong) < len(readings):
-        for path, measured in wrong.items():
+    differing_readings = {path: measured for path, measured in readings.items() if measured != expected}
+    if differing_readings and len(readings) > 1 and len(differing_readings) < len(readings):
+        for path, measured in differing_readings.items():
             yield Check(path, quantity, expected, measured, witness)
     else:
-        yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
+        yield Check(
+            node,
+            quantity,
+            expected,
+            next(iter(differing_readings.values())) if differing_readings else expected,
+            witness,
+        )
 
 
 def module_paths(place: Place) -> list[str]:
@@ -200,7 +206,9 @@ def module_paths(place: Place) -> list[str]:
     if place.above is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
-    return [f"{above}.{name}" if above else name for above in module_paths(place.above) for name in names]
+    return [
+        f"{parent_path}.{name}" if parent_path else name for parent_path in module_paths(place.above) for name in names
+    ]
 
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:

@@ -61,8 +61,12 @@ def total(
 
 def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function: path of a node → what the classes have in addition to the count of its subtree."""
-    more = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
-    return lambda path: sum(size for at, size in more.items() if at == path or at.startswith(f"{path}."))
+    additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
+    return lambda path: sum(
+        size
+        for deviating_path, size in additions.items()
+        if deviating_path == path or deviating_path.startswith(f"{path}.")
+    )
 
 
 def _deviations(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:

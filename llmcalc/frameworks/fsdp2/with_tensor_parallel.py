@@ -83,5 +83,5 @@ def _unsharded_length(axes: Axes) -> int:
     """Returns the number of elements along axes before sharding."""
     length = 1
     for axis in flat_axes(axes):
-        length *= axis.whole if isinstance(axis, Shard) else axis.size
+        length *= axis.full_size if isinstance(axis, Shard) else axis.size
     return length

@@ -1,4 +1,4 @@
-"""Operations on each element by itself, and sums over an axis."""
+"""Elementwise operations, and reductions over an axis."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
 
 
 class Elementwise(Views):
-    """Operations on each element by itself, and sums over an axis."""
+    """Elementwise operations, and reductions over an axis."""
 
     # --- elementwise -------------------------------------------------------------------------------------------------
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Adds two tensors."""
         return record(self.graph, "add", (a, b), self.like(a, b), lambda g, _: (g, g))
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """Subtracts b from a."""
         return record(
             self.graph,
             "sub",
@@ -34,19 +36,20 @@ class Elementwise(Views):
         )
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
-        """a += b, in a's storage."""
+        """Adds b to a in place."""
         view = Tensor(a.shape, a.dtype, a.storage, a.strides)
         return record(self.graph, "add_", (a, b), view, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
-        """x plus a number."""
+        """Adds a number to x."""
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """x times a number, or its negative."""
+        """Multiplies x by a number, or negates it."""
         return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiplies two tensors."""
         saves = saved_factors(a, b)
 
         def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
@@ -58,21 +61,24 @@ class Elementwise(Views):
         return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
+        """Divides a by b."""
         saves = (b, a) if b.needs_grad else (b,)
 
         def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            of_b = self._of_divisor(g, *saved) if needs_input_grad[1] else None
+            of_b = self._divisor_gradient(g, *saved) if needs_input_grad[1] else None
             return self.like(g, saved[0]) if needs_input_grad[0] else None, of_b
 
         return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 
-    def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
-        """−g · ((a / b) / b)."""
+    def _divisor_gradient(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
+        """Computes −g · ((a / b) / b), the gradient of the divisor."""
         ratio = self.like(a, b)
         second_ratio, negative = self.like(ratio, b), self.like(g)
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
+        """Squares each element."""
+
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
             doubled_power = self.like(power)
@@ -108,7 +114,7 @@ class Elementwise(Views):
         return record(self.graph, "expm1", (x,), out, backward, out)
 
     def clamp(self, x: Tensor) -> Tensor:
-        """x, but at least a number."""
+        """Limits x to a minimum."""
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             exceeds_minimum = self.compare(x)
@@ -118,12 +124,12 @@ class Elementwise(Views):
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         def backward(g: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
-            return tuple(self._of_smaller(g, a, b) if needs_grad else None for needs_grad in needs_input_grad)
+            return tuple(self._minimum_gradient(g, a, b) if needs_grad else None for needs_grad in needs_input_grad)
 
         return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
-    def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
+    def _minimum_gradient(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
         is_equal, half_gradient = self.compare(a, b), self.like(g)
         gradient = self.like(is_equal, half_gradient, g, dtype=g.dtype)
         larger = self.compare(a, b)
@@ -143,6 +149,7 @@ class Elementwise(Views):
         return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Copies x with a constant at masked elements."""
         shape = broadcast(x.shape, mask.shape)
         return record(
             self.graph,
@@ -154,10 +161,12 @@ class Elementwise(Views):
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
-        """A comparison or a logical operation: no gradient."""
+        """Compares tensors elementwise, or combines them logically; no gradient flows."""
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Selects elements of a where the condition holds, otherwise of b."""
+
         def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(self._chosen(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
 
@@ -171,12 +180,12 @@ class Elementwise(Views):
         )
 
     def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
-        """The gradient where the condition holds, else a zero from a separate tensor."""
+        """Returns the gradient where the condition holds, otherwise zero from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Dropout in training, by one kernel, which keeps a mask of one byte for each element."""
+        """Runs training dropout in one kernel, which saves a mask of one byte per element."""
         out, mask = self.like(x), self.like(x, dtype=BOOL)
         return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
 
@@ -200,7 +209,7 @@ class Elementwise(Views):
         return record(self.graph, "sum", (x,), out, backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Over the last axis."""
+        """Computes the softmax over the last axis."""
         out = self.graph.new(x.shape, x.dtype if dtype is None else dtype)
         return record(self.graph, "softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out)
 
@@ -211,7 +220,7 @@ class Elementwise(Views):
         )
 
     def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
-        """The mean of the negative log-probabilities of the labels."""
+        """Computes the mean negative log-likelihood of the labels."""
         out, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
         return record(
             self.graph,
@@ -226,5 +235,5 @@ class Elementwise(Views):
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """The factors that a product saves: the gradient of each factor needs the other factor."""
+    """Returns the factors that a product saves, because each gradient needs the other factor."""
     return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

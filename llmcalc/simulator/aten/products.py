@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number, same
 from .. import strides as layout
 from ..autograd import record
-from ..strides import Shape, broadcast, count, is_one
+from ..strides import Shape, broadcast, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
 from .elementwise import Elementwise, saved_factors
 
@@ -25,7 +25,12 @@ class Products(Elementwise):
             return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, of_b)
 
         return record(
-            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), backward, *saves
+            self.graph,
+            "mm",
+            (a, b),
+            lambda: self.graph.operation_result("mm", (a.shape[0], b.shape[1]), a.dtype),
+            backward,
+            *saves,
         )
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -42,13 +47,13 @@ class Products(Elementwise):
             self.graph,
             "addmm",
             (bias, a, b),
-            lambda: self.graph.made("addmm", (a.shape[0], b.shape[1]), a.dtype),
+            lambda: self.graph.operation_result("addmm", (a.shape[0], b.shape[1]), a.dtype),
             backward,
             *saves,
         )
 
-    def _low(self, x: Tensor) -> Tensor:
-        """The input of a product under autocast: a copy in the lower precision, which is reused for a weight.
+    def _autocast_operand(self, x: Tensor) -> Tensor:
+        """Casts an operand to the autocast format; the cast of a weight is cached.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
@@ -64,23 +69,24 @@ class Products(Elementwise):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, k] times [k, m], in the type of autocast."""
-        low_b = self._low(b)
-        return self.mm(self._low(a), low_b)
+        low_b = self._autocast_operand(b)
+        return self.mm(self._autocast_operand(a), low_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
-        low_bias = None if bias is None else self._low(bias)
-        low_weight = self._low(weight)
-        return self._linear(self._low(x), low_weight, low_bias)
+        low_bias = None if bias is None else self._autocast_operand(bias)
+        low_weight = self._autocast_operand(weight)
+        return self._linear(self._autocast_operand(x), low_weight, low_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Computes x·Wᵀ + b without autocast."""
         rows, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
-        if self._folds(x, weight):
+        if self._runs_as_matrix(x, weight):
             out = self.reshape(
                 self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
             )
@@ -88,8 +94,8 @@ class Products(Elementwise):
             out = self._matmul(x, transposed_weight)
         return out if bias is None else self.add(out, bias)
 
-    def _folds(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether a product of rows is one of a matrix: always if the weight is trained, else if x need not be copied.
+    def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether a batched linear layer runs as one matrix product: for a trained weight, or if x needs no copy.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """
@@ -99,11 +105,11 @@ class Products(Elementwise):
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
     def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor) -> Tensor:
-        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, with the matrix of that group."""
+        """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m]. ends: last row per group."""
         saves = (*saved_factors(a, b), group_ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape
-        is_column_major = is_one(b.strides[1]) and not is_one(b.strides[2])
+        is_column_major = is_size_one(b.strides[1]) and not is_size_one(b.strides[2])
         strides = (ins * outs, 1, ins) if is_column_major else None
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -115,7 +121,7 @@ class Products(Elementwise):
             self.graph,
             "grouped_mm",
             (a, b),
-            lambda: self.graph.made("grouped_mm", row_count, a.dtype),
+            lambda: self.graph.operation_result("grouped_mm", row_count, a.dtype),
             backward,
             *saves,
         )
@@ -130,7 +136,9 @@ class Products(Elementwise):
             return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
-        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), backward, *saves)
+        return record(
+            self.graph, "bmm", (a, b), lambda: self.graph.operation_result("bmm", shape, a.dtype), backward, *saves
+        )
 
     def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, r, k] times [n, k, c]."""
@@ -147,15 +155,21 @@ class Products(Elementwise):
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(
-            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), backward, *saves
+            self.graph,
+            "baddbmm",
+            (bias, a, b),
+            lambda: self.graph.operation_result("baddbmm", shape, a.dtype),
+            backward,
+            *saves,
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Products of the last two axes; the axes before them are the same, or broadcast."""
-        low_b = self._low(b)
-        return self._matmul(self._low(a), low_b)
+        """Multiplies matrices in the last two axes; leading axes are equal or broadcast."""
+        low_b = self._autocast_operand(b)
+        return self._matmul(self._autocast_operand(a), low_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiplies batched matrices."""
         batch_shape = broadcast(a.shape[:-2], b.shape[:-2])
         n = count(batch_shape)
         a3 = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (n, *a.shape[-2:]))
@@ -164,9 +178,9 @@ class Products(Elementwise):
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
-        low_bias = None if bias is None else self._low(bias)
-        low_weight = self._low(weight)
-        return self._convolution(self._low(x), low_weight, low_bias, length)
+        low_bias = None if bias is None else self._autocast_operand(bias)
+        low_weight = self._autocast_operand(weight)
+        return self._convolution(self._autocast_operand(x), low_weight, low_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
@@ -179,11 +193,17 @@ class Products(Elementwise):
             ]
 
         return record(
-            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), backward, x, weight
+            self.graph,
+            "convolution",
+            ins,
+            lambda: self.graph.operation_result("convolution", shape, x.dtype),
+            backward,
+            x,
+            weight,
         )
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
-    """The shape and strides of a matrix's gradient: stored by columns where the matrix is (`mm_mat1_backward`)."""
-    by_columns = is_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    """Returns shape and strides of a matrix's gradient, stored in the matrix's order (`mm_mat1_backward`)."""
+    by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None

@@ -1,4 +1,4 @@
-"""Shared by the kernels of all libraries: an autograd.Function as one node, and the device that sizes workspaces."""
+"""Shared parts of published kernels: an autograd.Function as one node, and the device that sizes workspaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H100 = Accelerator(132, 232448)
 """NVIDIA H100 SXM: 132 multiprocessors, 227 KiB per block (CUDA C Programming Guide, technical specifications)."""
 
 
-def applied(
+def record_function(
     graph: Graph,
     name: str,
     ins: Sequence[Optional],
@@ -36,7 +36,7 @@ def applied(
     backward: Callable[..., Sequence[Gradient]],
     saves: Sequence[Optional],
 ) -> Tensor:
-    """Records an autograd.Function: its forward has run without recording, and has made `out`.
+    """Records an autograd.Function whose forward pass has already computed `out`.
 
     ins: the arguments that may be tensors. saves: what `ctx.save_for_backward` keeps. Either may have None.
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
@@ -55,5 +55,5 @@ def applied(
 
 
 def power_of_two(n: Number) -> int:
-    """The least power of two that is not below n (triton.next_power_of_2)."""
+    """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
     return 1 << max(int(n) - 1, 0).bit_length()

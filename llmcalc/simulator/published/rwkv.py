@@ -1,4 +1,4 @@
-"""The average of RWKV-4 as its CUDA kernel trains it.
+"""RWKV-4's weighted average by its CUDA training kernel.
 
 Source: transformers 5.23, models/rwkv/modeling_rwkv.py:57 (`RwkvLinearAttention`), with the kernel of BlinkDL/RWKV-LM.
 """
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Gradient, Tensor
-from .function import applied
+from .function import record_function
 
 
 def rwkv_linear_attention(
     t: Aten, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, with_state: bool = False
 ) -> Tensor:
-    """key, value: [batch, tokens, channels]; decay, first: [channels].
+    """Runs RWKV-4's kernel. key, value: [batch, tokens, channels]; decay, time_first: [channels].
 
     with_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
     """
@@ -42,4 +42,4 @@ def rwkv_linear_attention(
 
     with graph.no_grad():
         y, *saves = forward(decay, time_first, key, value)
-    return applied(graph, "RwkvLinearAttention", (decay, time_first, key, value), y, backward, saves)
+    return record_function(graph, "RwkvLinearAttention", (decay, time_first, key, value), y, backward, saves)

@@ -162,7 +162,7 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
     for i in range(1, CHUNK):
         row = t.clone(t.slice(t.select(attn, -2), i))
         previous_rows = t.clone(t.slice(t.slice(attn, i, -2), i))
-        attn = t.written(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), previous_rows), -2)))
+        attn = t.write_into(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), previous_rows), -2)))
     attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
     value = t.matmul(attn, v_beta)
     k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))
@@ -175,7 +175,7 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
         v_prime = t.matmul(t.select(k_cumdecay, 2), state)
         v_new = t.sub(v_i, v_prime)
         attn_inter = t.matmul(t.mul(q_i, t.exp(t.unsqueeze(t.select(g, 2), -1))), state)
-        out = t.written(out, t.add(attn_inter, t.matmul(attn, v_new)))
+        out = t.write_into(out, t.add(attn_inter, t.matmul(attn, v_new)))
         decayed_state = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
         remaining_decay = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
         state = t.add(decayed_state, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(remaining_decay, -1)), -1, -2), v_new))

@@ -1,4 +1,4 @@
-"""Attention: positions, keys and values for each head, masks and the scores."""
+"""Softmax attention: positions, caches, masks and scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...tensor import BOOL, FLOAT32, INT64, Tensor
 
 
 class AttentionKernels(Lowering):
-    """Softmax attention, as the reference's core computes it."""
+    """Softmax attention as in the reference implementation."""
 
     def heads_first(self, x: Tensor) -> Tensor:
-        """[batch, rows, heads, size] → [batch, heads, rows, size], or back."""
+        """Swaps the axes of rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
         return self.t.transpose(x, 1, 2)
 
     # --- positions --------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.set(step.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
 
     def rotated(self, x: Tensor, step: Step) -> Tensor:
-        """RoPE on the first dimensions of x's last axis; rows are the axis before it."""
+        """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
         t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
         if all_dimensions is None:
@@ -51,7 +51,7 @@ class AttentionKernels(Lowering):
         )
 
     def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position, made by the first layer that needs them."""
+        """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
         if key not in self.memo:
             self.memo[key] = self._cos_sin(self.span(tokens), dim, template)
@@ -92,7 +92,7 @@ class AttentionKernels(Lowering):
             self.bind(output, tensor)
 
     def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """The keys or values to which the new tokens attend. A copy for later tokens replaces the cached tensors."""
+        """Joins cached and new keys or values, and caches a copy for later tokens."""
         cached = self.cached(name)
         if self.paged:
             return self._in_pages(name, new_rows, cached, limit)
@@ -120,18 +120,18 @@ class AttentionKernels(Lowering):
         return new_rows if cached is None else self._gathered(all_rows)
 
     def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The paged cache as attention reads it: the pages themselves without scores, else a copy of all rows."""
+        """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
     def _appended(self, cached: Tensor, new_rows: Tensor) -> Tensor:
-        """Keys or values are joined heads first."""
+        """Concatenates cached and new keys or values, heads first."""
         if len(new_rows.shape) < 4:
             return self.t.cat([cached, new_rows], 1)
         return self.heads_first(self.t.cat([self.heads_first(cached), self.heads_first(new_rows)], 2))
 
     @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:
-        """A part of each head's rows of a weight, on the side of the query or of the output: Expansion.forward."""
+        """Multiplies by the part of an up-projection that is absorbed in queries or outputs: Expansion.forward."""
         t, weight, out = self.t, step.weight, step.outs[0]
         assert weight is not None
         x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
@@ -149,7 +149,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_attention(self, step: Step) -> None:
-        """The method `attention_<Op>` of a profile."""
+        """Runs attention by the profile's method `attention_<Op>`."""
         name = type(step.op).__name__
         run = getattr(self, f"attention_{name}", None)
         if run is None:
@@ -167,24 +167,26 @@ class AttentionKernels(Lowering):
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
         cap = step.options["cap"]
-        output = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
+        output = self.run_attention_core(
+            lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias
+        )
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
-    def through(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """The result of an attention core, which is checkpointed by itself if the run recomputes it."""
+    def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+        """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         return (
             self.checkpointed(lambda xs: core(*xs), present_tensors) if self.recompute.core else core(*present_tensors)
         )
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """The scores of an attention sink, which are the same for all queries of a head."""
+        """Expands the scores of attention sinks, one per head, to all queries."""
         t = self.t
         expanded_sinks = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
         return t.to(t.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
-        """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
+        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
         window, chunk, causal = step.options.get("window"), step.options.get("chunk"), step.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
@@ -212,7 +214,7 @@ class AttentionKernels(Lowering):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q·kᵀ)·v, scores in float32. sinks: per head, the score of one more key without a value.
+        """Computes softmax(q·kᵀ)·v with float32 scores. sinks: per head, the score of one extra key without a value.
 
         bias: the term added to the scores.
         """

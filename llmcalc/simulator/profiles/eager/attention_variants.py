@@ -1,4 +1,4 @@
-"""Attention whose scores, softmax and weighted sums are separate steps, and attention to keys that a part selects."""
+"""Attention with separate steps for scores, softmax and weighted sums, and attention to selected keys."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.program import Step
 from ....flow.value import Value
-from ...strides import is_one
+from ...strides import is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
 class AttentionVariantKernels(AttentionKernels):
-    """Scores alone, one softmax over two kinds of keys, indexers, and masks learned from the values."""
+    """Separate scores, softmax over two kinds of keys, indexers, and masks learned from values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_scores(self, step: Step) -> None:
-        """[batch, heads, queries, keys]."""
+        """Computes scores [batch, heads, queries, keys]."""
         t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
         if len(step.ins) > 2:
             scores = self._weighted_scores(q, k, self.get(step.ins[2]))
@@ -40,13 +40,13 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
+        """Computes scores of shared rows: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
         return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        """Runs IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         t = self.t
         scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
         return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
@@ -60,7 +60,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_selected(self, step: Step) -> None:
-        """MLAReference.forward: the mask of each sequence's own keys, and the keys."""
+        """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
         mask, selected = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
@@ -74,11 +74,11 @@ class AttentionVariantKernels(AttentionKernels):
         self._read(step, keys)
 
     def reads_selected(self, queries: Any) -> bool:
-        """Whether the references read only selected keys: where one further token is decoded."""
-        return self.continues and is_one(queries)
+        """Whether the reference reads only selected keys, as in decoding one token."""
+        return self.continues and is_size_one(queries)
 
     def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the keys and values that are read, and lets go of all of them."""
+        """Binds the selected keys and values, and drops all others."""
         for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(out, tensor)
@@ -87,7 +87,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
-        """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
+        """Runs BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
         t, block, scores = self.t, step.options["block"], self.get(step.ins[0])
         self.forget(step.ins[0].storage)
         scores = t.to(scores, FLOAT32)
@@ -110,7 +110,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_only_selected(self, step: Step) -> None:
-        """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
+        """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
         t, visible_mask, (block, blocks) = (
             self.t,
             self.get(step.ins[0]),
@@ -135,7 +135,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, step: Step) -> None:
-        """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        """Runs MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
@@ -163,14 +163,14 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))
 
     def _joined(self, score_values: Sequence[Value]) -> Tensor:
-        """All scores side by side, of which only these remain."""
+        """Concatenates all scores, and drops the separate tensors."""
         scores = [self.get(value) for value in score_values]
         for value in score_values:
             self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _seen_in_all(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """The mask of all scores: of a sequence's own keys, then of the other keys."""
+        """Returns the mask of all scores: of the sequence's own keys, then of the other keys."""
         t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
@@ -187,7 +187,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_strongest(self, step: Step) -> None:
-        """DynamicMaskReference._mask, from the strengths on."""
+        """Runs DynamicMaskReference._mask, from the strengths on."""
         t = self.t
         strength, q, k = (self.get(value) for value in step.ins)
         by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)

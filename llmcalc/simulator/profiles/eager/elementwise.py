@@ -33,7 +33,7 @@ class ElementwiseKernels(BasicKernels):
         self.set(step.outs[0], self.t.div(*self._aligned(step)))
 
     def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Both operands, with one element along every axis of the result that a value lacks."""
+        """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
         longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
         return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
@@ -63,7 +63,7 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_sum(self, step: Step) -> None:
-        """The sum or the mean over one axis."""
+        """Computes the sum or mean over one axis."""
         value, out = step.ins[0], step.outs[0]
         (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
         reduce = self.t.mean if step.options["mean"] else self.t.sum
@@ -74,7 +74,7 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_added_sinusoids(self, step: Step) -> None:
-        """SinusoidalReference.forward: [rows, width] in float32."""
+        """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         out = step.outs[0]
         self.set(out, self._sinusoids(self.run_config.new(out.rows), out.width))
 
@@ -101,7 +101,7 @@ class ElementwiseKernels(BasicKernels):
             super().do_act(step)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
-        """XIELU.forward."""
+        """Runs XIELU.forward."""
         t = self.t
         beta, eps = t.unbind(constants)
         positive_alpha, negative_alpha = t.unbind(t.function("softplus", alpha))

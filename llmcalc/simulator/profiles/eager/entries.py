@@ -12,7 +12,7 @@ from .attention_variants import AttentionVariantKernels
 
 
 class EntryKernels(AttentionVariantKernels):
-    """CompressedAttention's reference, line by line."""
+    """Compressed attention as in the reference, line by line."""
 
     @compared(BY_TORCH)
     def do_windows(self, step: Step) -> None:
@@ -44,7 +44,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
-        """All entries, and the rows that fill none yet."""
+        """Caches all entries, and the rows that do not fill an entry yet."""
         t, (value, *rows), cached = self.t, step.ins, self.cached(step.name)
         assert isinstance(step.op, EntryCache)
         remaining_rows, rate = [self.get(row) for row in rows], step.op.rate
@@ -71,7 +71,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_choose_entries(self, step: Step) -> None:
-        """Chooser.forward, from the scores of all heads on."""
+        """Runs Chooser.forward, from the scores of all heads on."""
         t, (scores, weights, visible_mask) = self.t, (self.get(value) for value in step.ins)
         self.forget(step.ins[0].storage)
         self.forget(step.ins[1].storage)
@@ -100,7 +100,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_per_group(self, step: Step) -> None:
-        """GroupMap.forward."""
+        """Runs GroupMap.forward."""
         t, out = self.t, step.outs[0]
         x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
         self.frames[-1].local_tensors["out"] = x

@@ -1,4 +1,4 @@
-"""Kernels that replace several steps: attention without scores, norms, and cross-entropy."""
+"""Fused kernels that replace several steps: attention, norms, and cross-entropy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
-        """Flash attention reads each key head for all of its queries, which follow one another."""
+        """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = self._in_this_module("attention", step.outs[0])
         if self.choices.attention == "flash" and not step.options["tiled"] and is_read_by_attention:
             self.bind(step.outs[0], self.get(step.ins[0]))
@@ -76,14 +76,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
         crossing = step.ins[1].rows != step.ins[0].rows
         if self.choices.attention == "flash":
-            output = self.through(self.flash, q, k, v)
+            output = self.run_attention_core(self.flash, q, k, v)
         else:
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
             if limited or step.options["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             masked = step.options["causal"] and not crossing
-            output = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
+            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
@@ -99,9 +99,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         name = "flash_attention"
-        out = graph.made(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        logsumexp = graph.made(name, (batch, heads, queries), FLOAT32)
-        seed, unused = graph.made(name, (2,), INT64), graph.made(name, (), INT64)
+        out = graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        logsumexp = graph.operation_result(name, (batch, heads, queries), FLOAT32)
+        seed, unused = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
 
         def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
@@ -136,7 +136,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return out
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
-        """0 where a query sees a key, −∞ elsewhere, made anew by every layer."""
+        """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         t = self.t
         is_visible = t.like(t.new((queries, keys), BOOL))
         zero, minus_infinity = t.new((), FLOAT32), t.new((), FLOAT32)
@@ -147,7 +147,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """One kernel has a dense result, in the order of its input's axes."""
+        """Whether a norm's input is stored heads first: the fused kernel keeps the order of axes."""
         fused = self.choices.norm == "fused" or self.choices.compiled
         return fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 
@@ -196,7 +196,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_mul(self, step: Step) -> None:
-        """act(gate) · up, as the partitioner of torch.compile keeps it: a pointwise result is computed again."""
+        """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
         graph = self.graph
         if not (self.choices.compiled and any(self._made_by_act(value) for value in step.ins)):
             super().do_mul(step)
@@ -213,7 +213,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.set(step.outs[0], record(graph, "glu", (gate, up), out, backward, gate, up))
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether a step of the module that runs reads a value under that verb."""
+        """Whether a step of the current module with a verb reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
@@ -254,7 +254,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
-        """The cross-entropy of logits [tokens, vocabulary] under torch.compile: of each row, two numbers are kept."""
+        """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         graph, rows = self.graph, (logits.shape[0], 1)
         highest, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype

@@ -14,10 +14,10 @@ from .positions import PositionKernels
 
 
 class LocalKernels(PositionKernels):
-    """LocalAttention's reference, line by line."""
+    """Local attention as in the reference, line by line."""
 
     def _sums(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
-        """The index of each token's sum, made once in a pass, and those of all sums."""
+        """Returns the block index of each token, and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
         if key not in self.memo:
             self.memo[key] = self.t.like(self.t.like(self.span(tokens)))
@@ -46,23 +46,23 @@ class LocalKernels(PositionKernels):
         )
 
     def _with_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
-        """The keys or values of each block, then those of all sums."""
+        """Concatenates the keys or values of each block with those of all block sums."""
         t = self.t
         block_sums = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
         return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
 
     def _first(self, x: Tensor, rows: Any) -> Tensor:
-        """The first rows; x itself if it has no others."""
+        """Returns the first rows; x itself if it has no others."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _blocks(self, x: Tensor, block: Any) -> Tensor:
-        """[batch, tokens, …] → [batch, blocks, block, …], with the last block padded."""
+        """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
         block_count = ceil_div(x.shape[1], block)
         padding_rows = self.t.new((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
         return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block))
 
     def _with_neighbours(self, x: Tensor) -> Tensor:
-        """[batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+        """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
         t, other_blocks = self.t, x.shape[1] - 1
         padding_block = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
         return t.cat(
@@ -75,7 +75,7 @@ class LocalKernels(PositionKernels):
         )
 
     def _by_head(self, x: Tensor, heads: Any) -> Tensor:
-        """[…, tokens, heads · d] → […, heads, tokens, d]."""
+        """Splits the last axis into heads: […, tokens, heads · d] → […, heads, tokens, d]."""
         return self.t.transpose(self.t.unflatten(x, -1, (heads, x.shape[-1] // heads)), -2, -3)
 
     # --- scores -----------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class LocalKernels(PositionKernels):
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """LocalReference._seen."""
+        """Runs LocalReference._seen."""
         t, block = self.t, radius + 1
         token_positions = self._blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
@@ -123,7 +123,7 @@ class LocalKernels(PositionKernels):
         assert isinstance(step.op, LocalCore)
         tokens, op = self.run_config.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
-        output = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
+        output = self.run_attention_core(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
         self.set(step.outs[0], self._first(output, tokens))
 

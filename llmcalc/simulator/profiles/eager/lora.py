@@ -42,7 +42,7 @@ class LoraKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_table(self, step: Step) -> None:
-        """With checkpoints, the token embedding wants a gradient although its table is frozen.
+        """Looks up embeddings; with checkpoints their output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
@@ -53,7 +53,7 @@ class LoraKernels(BasicKernels):
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _narrow(self, step: Step) -> bool:
-        """Whether a weight is stored in 4 bits: those of layers are, and that of an output head if it is asked for."""
+        """Whether a weight is stored in 4 bits: those of layers, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
             return False
@@ -68,14 +68,14 @@ class LoraKernels(BasicKernels):
         return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
 
     def _trained_copy(self, step: Step, weight: Tensor) -> Tensor:
-        """The copy of a weight that is trained in its place (peft/utils/other.py, `ModulesToSaveWrapper`)."""
+        """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
         if self.adapters is None or self.layer_name(step) not in self.adapters.copies:
             return weight
         key = (*self.module_path(), f"{step.name}.modules_to_save.weight")
         return self.parameter(key, weight.shape, weight.dtype, trained=True)
 
     def layer_name(self, step: Step) -> str:
-        """The name of a linear layer; one that is a whole module has the module's."""
+        """Returns the name of a linear layer, or of the module that consists of it."""
         return step.name or self.frames[-1].scope.name
 
     def has_adapter(self, step: Step) -> bool:
@@ -83,7 +83,7 @@ class LoraKernels(BasicKernels):
         return self.adapters is not None and self.layer_name(step) in self.adapters.targets
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
-        """PEFT finds layers by their names, and so those that never run."""
+        """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
         adapters, tensors = self.adapters, super().never_read(name, use)
         if (
             adapters is None
@@ -96,7 +96,7 @@ class LoraKernels(BasicKernels):
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """A trained matrix of an adapter of a module, by default the one that runs."""
+        """Returns a trained adapter matrix of a module, by default the current one."""
         assert self.adapters is not None
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.adapters.dtype, trained=True)
@@ -112,7 +112,7 @@ class LoraKernels(BasicKernels):
             self._as_one_product(fused_steps)
 
     def _together(self, step: Step) -> list[Step]:
-        """The projections that run as one product with this one, in their order; none if it runs by itself."""
+        """Returns the projections fused with this one, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
             return []
@@ -155,7 +155,7 @@ class LoraKernels(BasicKernels):
         return self._adapted(TOGETHER, x, product, weight)
 
     def _grouped(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
-        """One adapter for some of the projections (lit_gpt/lora.py, `LoRAQKVLinear.forward` and `zero_pad`)."""
+        """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
         total = sum(widths)
@@ -169,7 +169,7 @@ class LoraKernels(BasicKernels):
         return t.add(pretrained, lora)
 
     def _padded(self, x: Tensor, width: Number) -> Tensor:
-        """The adapter's output [batch, tokens, …] among zeros. Its copy is kept, for the shape of its gradient.
+        """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
@@ -189,7 +189,7 @@ class LoraKernels(BasicKernels):
     # --- products ---------------------------------------------------------------------------------------------------
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x·Wᵀ, plus the adapter's output if the layer has one."""
+        """Computes x·Wᵀ plus the adapter's output, if the layer has one."""
         width = step.outs[0].width
         if not self.has_adapter(step):
             return self.product(x, weight, bias, width)
@@ -205,7 +205,7 @@ class LoraKernels(BasicKernels):
         return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
+        """Adds the adapter's output to a linear layer's. module: default the current one."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
@@ -236,7 +236,7 @@ class LoraKernels(BasicKernels):
         return t.to(result, dtype)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """x·Wᵀ + b. A weight in 4 bits is decoded for it (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
+        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
         if weight.dtype is not UINT8:
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
@@ -258,7 +258,7 @@ class LoraKernels(BasicKernels):
         return product
 
     def _decoded(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """A weight in 4 bits as numbers of that type (bitsandbytes/functional.py, `dequantize_4bit`)."""
+        """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
         adapters, graph = self.adapters, self.graph
         assert adapters is not None
 

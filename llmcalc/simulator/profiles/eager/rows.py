@@ -1,4 +1,4 @@
-"""Rows before others: zeros, and the previous row of each."""
+"""Rows before the first one: zero padding, and the previous row of each row."""
 
 from __future__ import annotations
 

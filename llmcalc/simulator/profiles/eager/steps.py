@@ -1,4 +1,4 @@
-"""One further token of a recurrence, from the state that earlier passes kept: the references' own lines.
+"""Decoding one token of a recurrence from its state, line by line as the references do.
 
 A method `one_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one whose
 name begins with an underscore is only held.
@@ -22,16 +22,16 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 
 
 class StepKernels(ScanKernels):
-    """Recurrences, one token after the prompt."""
+    """Kernels that decode one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
-        """The one tensor of a state."""
+        """Returns a state's single tensor."""
         cached = self.cached(name)
         assert cached is not None
         return cached[0]
 
     def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
-        """The norm of a module's output, by groups where it has some."""
+        """Norms a module's output, by groups where it has groups."""
         norm = steps["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
@@ -40,7 +40,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def one_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """MambaReference.forward."""
+        """Runs MambaReference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
         by_head = steps["x_proj"].verb == "experts"
@@ -69,11 +69,11 @@ class StepKernels(ScanKernels):
         return self.projected(steps["out_proj"], t.mul(y, self.activated(gate, kind)))
 
     def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
-        """The projection to Δ."""
+        """Projects to the time step Δ."""
         return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.projected(step, x)
 
     def _head_map(self, step: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
-        """HeadMap.forward."""
+        """Runs HeadMap.forward."""
         t, width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{step.name}.weight", (heads, output_width, width))
         y = t.matmul(t.transpose(t.unflatten(x, -1, (heads, width)), 1, 2), t.transpose(weight, -1, -2))
@@ -82,7 +82,7 @@ class StepKernels(ScanKernels):
         return t.flatten(t.transpose(y, 1, 2), 2)
 
     def _one_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
-        """Scan.forward."""
+        """Runs Scan.forward."""
         t, previous_state = self.t, self.state_before("ssm_state")
         decay = t.exp(
             t.mul(t.unsqueeze(t.to(step, FLOAT32), -1), t.reshape(self.decay(shape), previous_state.shape[1:]))
@@ -103,7 +103,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def one_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """Mamba2Reference.forward."""
+        """Runs Mamba2Reference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, ChunkedScan)
         inner_width = op.heads * op.head_dim
@@ -122,7 +122,7 @@ class StepKernels(ScanKernels):
         return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner_width))
 
     def _one_of_heads(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """ChunkedScan.forward of Mamba-2's reference."""
+        """Runs ChunkedScan.forward of Mamba-2's reference."""
         t, heads = self.t, x.shape[2:3]
         step = t.to(t.function("softplus", t.add(step, self.weight("dt_bias", heads))), FLOAT32)
         log = t.mul(step, self.decay(heads))
@@ -132,7 +132,7 @@ class StepKernels(ScanKernels):
         return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _updated(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """ChunkedScan._one."""
+        """Runs ChunkedScan._one."""
         t, previous_state = self.t, self.state_before("ssm_state")
         decayed = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
         state = t.add(decayed, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
@@ -140,7 +140,7 @@ class StepKernels(ScanKernels):
         return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
 
     def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
-        """Mamba2Reference._gated."""
+        """Runs Mamba2Reference._gated."""
         activated_gate = self.activated(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
@@ -157,7 +157,7 @@ class StepKernels(ScanKernels):
         return (self._one_kimi_delta if steps["core"].op.by_channel else self._one_gated_delta)(steps, x)
 
     def _one_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """GatedDeltaNetReference.forward."""
+        """Runs GatedDeltaNetReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
@@ -185,7 +185,7 @@ class StepKernels(ScanKernels):
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
     def _one_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """KimiDeltaAttentionReference.forward."""
+        """Runs KimiDeltaAttentionReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
@@ -201,7 +201,7 @@ class StepKernels(ScanKernels):
         return self.projected(steps["o_proj"], normed)
 
     def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
-        """KimiDeltaAttentionReference._log_decay."""
+        """Runs KimiDeltaAttentionReference._log_decay."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         raw, bias = self._gate("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
@@ -216,7 +216,7 @@ class StepKernels(ScanKernels):
         return t.scale(t.function("sigmoid", t.mul(negative_a, speed)))
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """DeltaRule.forward of both references."""
+        """Runs DeltaRule.forward of both references."""
         t = self.t
         q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
         q_unit = t.scale(self._unit(q))
@@ -233,7 +233,7 @@ class StepKernels(ScanKernels):
     def _corrected(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """DeltaRule._step."""
+        """Runs DeltaRule._step."""
         t = self.t
         state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
         predicted = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
@@ -249,7 +249,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def one_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
-        """MLSTMReference.forward."""
+        """Runs MLSTMReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
@@ -273,13 +273,13 @@ class StepKernels(ScanKernels):
         return self.projected(steps["out_proj"], out)
 
     def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """MLSTMReference._heads_of."""
+        """Runs MLSTMReference._heads_of."""
         t = self.t
         y = t.to(self.projected(step, x), FLOAT32)
         return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
     def _gate_of(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """MLSTMReference._gate."""
+        """Runs MLSTMReference._gate."""
         scaled_gate = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
@@ -287,21 +287,21 @@ class StepKernels(ScanKernels):
     def _token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Core.forward of mLSTM's reference, for one token."""
+        """Runs Core.forward of mLSTM's reference, for one token."""
         t = self.t
         log_f, q = self._log_sigmoid(f), t.scale(q)
         h, next_states = self._remembered(q, k, v, i, log_f, states)
         return t.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
-        """Log-sigmoid, which also allocates a buffer and frees it at once."""
+        """Computes the log-sigmoid, which allocates and frees a temporary buffer."""
         out, _buffer = self.t.like(x), self.t.like(x)
         return out
 
     def _remembered(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Core._token."""
+        """Runs Core._token."""
         t = self.t
         memory, norm, largest = states
         next_exponent = t.like(t.add(log_f, largest), i)
@@ -324,7 +324,7 @@ class StepKernels(ScanKernels):
         self.set(step.outs[0], self._average(*map(self.get, step.ins)))
 
     def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
-        """TimeMixReference._average."""
+        """Runs TimeMixReference._average."""
         t, dtype = self.t, key.dtype
         key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
         time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
@@ -350,14 +350,14 @@ class StepKernels(ScanKernels):
         return t.to(average, dtype)
 
     def _mixed(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
-        """past · top + now · value."""
+        """Computes past_weight · past_sum + current_weight · value."""
         return self.t.add(self.t.mul(past_weight, past_sum), self.t.mul(current_weight, value))
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
     def one_rglru(self, steps: Steps, x: Tensor) -> Tensor:
-        """RGLRUReference.forward."""
+        """Runs RGLRUReference.forward."""
         t, conv = self.t, steps["conv_1d"]
         gate = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
         u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
@@ -381,7 +381,7 @@ class StepKernels(ScanKernels):
         return self.t.function("sigmoid", self._of_blocks(step, x))
 
     def _of_blocks(self, step: Step, x: Tensor) -> Tensor:
-        """BlockMap.forward."""
+        """Runs BlockMap.forward."""
         t, op = self.t, step.op
         assert isinstance(op, BlockLinear)
         size = exact_div(x.shape[-1], op.blocks)
@@ -392,7 +392,7 @@ class StepKernels(ScanKernels):
         return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
 
     def _scanned(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """a·h + b."""
+        """Computes a·h + b."""
         t = self.t
         next_state = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))
         return t.cat([next_state, t.slice(b, 0, 1)], 1)

@@ -1,4 +1,4 @@
-"""Several residual streams: AltUp and hyper-connections."""
+"""Models with several residual streams: AltUp and hyper-connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_Product(self, step: Step) -> None:
-        """A matrix of weights for each row, times its streams."""
+        """Multiplies the streams of each row by its matrix of weights."""
         matrix, x = map(self.get, step.ins)
         self.set(step.outs[0], self.t.matmul(matrix, x))
 
@@ -45,7 +45,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_StreamOffsets(self, step: Step) -> None:
-        """Offsets.forward: each kind of weight has a scale, and each weight an offset."""
+        """Each kind of weight has a scale, and each weight an offset (Offsets.forward)."""
         t, sizes = self.t, [out.width for out in step.outs]
         parts = t.split(self.get(step.ins[0]), sizes)
         base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))

@@ -15,11 +15,11 @@ from .modules import ScanModules
 
 
 class DecayKernels(ScanModules):
-    """Lightning attention, mLSTM, RWKV-4."""
+    """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     @compared(PUBLISHED)
     def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
-        """`LightningAttention.forward` of the reference, with the library's kernel."""
+        """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, LightningCore)
         if self.continues:
@@ -37,7 +37,7 @@ class DecayKernels(ScanModules):
         return self.projected(steps["o_proj"], t.mul(gate, normed))
 
     def by_token(self, steps: Steps, x: Tensor) -> Tensor:
-        """LightningReference.forward: one token after the other, from a state."""
+        """Runs one token after the other from a state (LightningReference.forward)."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, DecayScan)
         _cached_state = self.cached("recurrent_state")
@@ -52,7 +52,7 @@ class DecayKernels(ScanModules):
         return self.projected(steps["o_proj"], gated)
 
     def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
+        """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
         t, (batch, heads, tokens, size) = self.t, q.shape
         slope = self._slopes(heads)
         cached = self.cached("recurrent_state")
@@ -73,7 +73,7 @@ class DecayKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
-        """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
+        """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         rows = x.shape[1] if self.store is None else op.chunk
@@ -102,22 +102,22 @@ class DecayKernels(ScanModules):
         return self.projected(steps["out_proj"], out)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """The memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of the memory, its normalizer and the largest exponent of each head."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory(self, state: Step) -> list[Tensor] | None:
-        """The states in float32; None at the first token."""
+        """Returns the states in float32; None for the first token."""
         cached = self.cached(state.name)
         return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 
     def _capped(self, x: Tensor) -> Tensor:
-        """cap · tanh(x / cap)."""
+        """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     @compared(PUBLISHED)
     def scan_wkv(self, step: Step) -> None:
         key, value, time_first, decay = map(self.get, step.ins)
-        state, size = self.own("recurrent_state"), key.shape[-1:]
+        state, size = self.step_named("recurrent_state"), key.shape[-1:]
         self.states(state, size, size, size)
         has_cache = self.store is not None
         self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))

@@ -14,7 +14,7 @@ from .modules import ScanModules
 
 
 class DeltaRuleKernels(ScanModules):
-    """Gated DeltaNet and Kimi delta attention."""
+    """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
     def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ class DeltaRuleKernels(ScanModules):
         return (self.kimi_delta if steps["core"].op.by_channel else self.gated_delta)(steps, x)
 
     def gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
+        """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
@@ -57,16 +57,16 @@ class DeltaRuleKernels(ScanModules):
         return self.projected(steps["o_proj"], o)
 
     def _keep_convolved(self, steps: Steps) -> None:
-        """The last inputs of the three convolutions of a delta rule's layer, as one tensor."""
+        """Caches the last inputs of a layer's three convolutions as one tensor."""
         conv = steps["conv1d"]
         self.states(steps["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
     def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
-        """The weight of one of the three convolutions of a delta rule's layer."""
+        """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
     def kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
+        """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(steps)
@@ -88,7 +88,7 @@ class DeltaRuleKernels(ScanModules):
         return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
 
     def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
-        """The projection of a gate: one linear layer, or two of low rank."""
+        """Projects to a gate, by one linear layer or two of low rank."""
         if f"{name}_proj" in steps:
             return self.projected(steps[f"{name}_proj"], x)
         return self.projected(steps[f"{name}_b_proj"], self.projected(steps[f"{name}_a_proj"], x))

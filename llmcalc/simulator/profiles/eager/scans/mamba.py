@@ -19,7 +19,7 @@ NORMS = "dt_norm", "b_norm", "c_norm"
 
 
 class MambaKernels(ScanModules):
-    """Mamba and Mamba-2."""
+    """Kernels of Mamba and Mamba-2."""
 
     @compared(PUBLISHED)
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
@@ -29,12 +29,12 @@ class MambaKernels(ScanModules):
         return self.mamba(steps, x) if fused and "dt_norm" not in steps else self.mamba_of_steps(steps, x)
 
     def mamba(self, steps: Steps, x: Tensor) -> Tensor:
-        """mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
+        """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
         t, op, conv, out_proj = self.t, steps["scan"].op, steps["conv1d"], steps["out_proj"]
         assert isinstance(op, SelectiveScan)
         batch = x.shape[0]
         hidden = t.flatten(t.transpose(t.transpose(x, 1, 2), 0, 1), 1, 2)
-        xz = mamba_ssm.split_tokens(t, t.mm(self.raw(steps["in_proj"]), hidden), batch)
+        xz = mamba_ssm.split_tokens(t, t.mm(self.raw_weight(steps["in_proj"]), hidden), batch)
         del hidden
         bias = self.bias(steps["in_proj"])
         if bias is not None:
@@ -48,19 +48,19 @@ class MambaKernels(ScanModules):
                 xz,
                 self.filters(conv),
                 self.bias(conv),
-                self.raw(steps["x_proj"]),
-                self.raw(steps["dt_proj"]),
-                self.raw(out_proj),
+                self.raw_weight(steps["x_proj"]),
+                self.raw_weight(steps["dt_proj"]),
+                self.raw_weight(out_proj),
                 a,
                 t.to(d, FLOAT32),
                 t.to(dt_bias, FLOAT32),
             )
-        u, z = mamba_ssm.halves(t, xz)
+        u, z = mamba_ssm.split_halves(t, xz)
         self.keep_inputs(steps["conv_state"], u)
         u = self.causal_conv(conv, u)
         x_dbl = self.projected(steps["x_proj"], mamba_ssm.tokens_first(t, u))
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
-        dt = t.mm(self.raw(steps["dt_proj"]), t.transpose(dt, 0, 1))
+        dt = t.mm(self.raw_weight(steps["dt_proj"]), t.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(t, dt, batch)
         b, c = self._dense(b, batch), self._dense(c, batch)
         d, dt_bias = t.to(d, FLOAT32), t.to(dt_bias, FLOAT32)
@@ -73,7 +73,7 @@ class MambaKernels(ScanModules):
         return self.projected(out_proj, y)
 
     def _dense(self, x: Tensor, batch: Any) -> Tensor:
-        """rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
+        """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
     def mamba_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
@@ -84,13 +84,13 @@ class MambaKernels(ScanModules):
         assert isinstance(op, SelectiveScan)
         projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
-        u, gate = mamba_ssm.halves(t, projected)
+        u, gate = mamba_ssm.split_halves(t, projected)
         u = t.transpose(self._after_state(steps, u, kind), 1, 2)
         rank = steps["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = t.split(self.projected(steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in steps:
             dt, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
-        dt = t.contiguous(t.transpose(t.linear(dt, self.raw(steps["dt_proj"])), 1, 2))
+        dt = t.contiguous(t.transpose(t.linear(dt, self.raw_weight(steps["dt_proj"])), 1, 2))
         dt_bias = self.bias(steps["dt_proj"])
         assert dt_bias is not None
         dt_bias = t.to(dt_bias, FLOAT32)
@@ -107,7 +107,7 @@ class MambaKernels(ScanModules):
         return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
 
     def _after_state(self, steps: Steps, x: Tensor, kind: str) -> Tensor:
-        """A convolution after the inputs that the cache keeps (transformers/cache_utils.py, `update_conv_state`)."""
+        """Convolves after cached inputs (transformers/cache_utils.py, `update_conv_state`)."""
         t, state, tokens = self.t, steps["conv_state"], x.shape[2]
         if self.store is None:
             return self.causal_conv(steps["conv1d"], x, kind)
@@ -121,7 +121,7 @@ class MambaKernels(ScanModules):
         return t.slice(self.causal_conv(steps["conv1d"], x, kind), tokens)
 
     def mamba_of_heads(self, steps: Steps, x: Tensor) -> Tensor:
-        """transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`): a scan for each head."""
+        """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`): a scan for each head."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
         heads = steps["x_proj"].options["experts"].size
@@ -172,7 +172,7 @@ class MambaKernels(ScanModules):
 
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, steps: Steps, x: Tensor) -> Tensor:
-        """mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
+        """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
         t, op, conv, out_proj = self.t, steps["scan"].op, steps["conv1d"], steps["out_proj"]
         assert isinstance(op, ChunkedScan)
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
@@ -194,7 +194,7 @@ class MambaKernels(ScanModules):
                 op.head_dim,
                 groups,
                 norm,
-                self.raw(out_proj),
+                self.raw_weight(out_proj),
                 self.bias(out_proj),
                 self.accelerator,
             )
@@ -224,7 +224,7 @@ class MambaKernels(ScanModules):
         return self.projected(out_proj, y)
 
     def mamba2_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
-        """`Mamba2.forward` of the reference, with the library's convolution and scan."""
+        """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
         t, op, conv, kind = self.t, steps["scan"].op, steps["conv1d"], steps.acts[0]
         assert isinstance(op, ChunkedScan)
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
