@@ -1,4 +1,4 @@
-"""The Python function `plot`: every picture of `llmcalc plot`, as a figure of matplotlib."""
+"""The Python function `plot`: all pictures of `llmcalc plot` as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw(picture: str, models: Sequence[Model], output: str | Path | None, options: Mapping[str, Any]) -> Figure:
-    """Draws a picture, and writes it to a file if one is given. The arguments are those of `llmcalc.plot`."""
+    """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`."""
     function = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:

@@ -1,4 +1,4 @@
-"""The exception for errors of the user: its message names the field, the value given and the value expected."""
+"""The exception for user errors: its message names the field, the given value and the expected value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Bad input or bad usage. The message is one line; the command line prints it and exits with status 2."""
+    """Wrong input or usage. The message is one line; the command line prints it and exits with status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -82,12 +82,12 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
 
 
 def _letters(name: str) -> str:
-    """The letters and digits of a name, in lower case."""
+    """Returns the letters and digits of a name, in lower case."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def near_to(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
+    """Returns the known name within at most two typing errors of `name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
@@ -104,7 +104,7 @@ def near_to(name: str, known: Iterable[str]) -> str:
 
 
 def edits(first_name: str, second_name: str) -> int:
-    """The edit distance of two names: letters added, dropped or replaced (Levenshtein 1966)."""
+    """Returns the edit distance of two names (Levenshtein 1966)."""
     distances = list(range(len(second_name) + 1))
     for i, a in enumerate(first_name, 1):
         diagonal, distances[0] = distances[0], i

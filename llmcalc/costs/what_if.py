@@ -1,4 +1,4 @@
-"""Specs of the same model with other key/value heads or without sliding windows.
+"""Variants of a model with other key/value heads or without sliding windows.
 
 Multi-head, grouped-query and multi-query attention differ in `num_key_value_heads` alone (Ainslie 2023,
 arXiv:2305.13245). MLA (DeepSeek-V2, arXiv:2405.04434, §2.1) with a cache of full keys and values for n heads would

@@ -1,4 +1,4 @@
-"""Options that ask for the counts of one rank of a layout instead of those of the whole model.
+"""Options that count one rank of a layout instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -73,5 +73,5 @@ NO_RANK_OPTIONS = RankRequest()
 
 
 def rank_settings() -> dict[str, Declared]:
-    """The settings that request the counts of one rank, by their names."""
+    """Returns the settings that request the counts of one rank, by name."""
     return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}

@@ -16,7 +16,7 @@ MAX_DEVICES = 2**20
 
 
 def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
-    """The layers of each stage as integers."""
+    """Parses the number of layers of each stage."""
     try:
         return tuple(int(layers) for layers in value)
     except (TypeError, ValueError):
@@ -135,11 +135,11 @@ class LayoutRequest:
 
     @property
     def pipeline(self) -> bool:
-        """Whether an option of pipelines was given."""
+        """Whether any pipeline option was given."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
-        """The layout of these options. Raises `InputError` for options that contradict each other.
+        """Returns the layout of these options. Raises `InputError` for contradictory options.
 
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
@@ -206,7 +206,7 @@ class LayoutRequest:
 
 
 def version_date(version: str) -> date | None:
-    """The date of a framework's version; None for the newest. Raises `InputError` for a version that is no date."""
+    """Returns the date of a framework's version; None for the newest. Raises `InputError` for other text."""
     if not version:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The possible layouts that are nearest to an impossible one."""
+"""Finds the possible layouts that are nearest to an impossible one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | Non
 
 
 def _options(layout: Layout) -> str:
-    """The options of a layout, without a schedule that --vpp implies."""
+    """Returns the options of a layout, without a schedule implied by --vpp."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
@@ -116,19 +116,19 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *more: int) -> list[int]:
-    """The `FEW` possible sizes nearest to a size, and some more."""
+    """Returns the `FEW` possible sizes nearest to a size, and some extra ones."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *more})
 
 
 def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
-    """Sizes of a tensor group, near `size`, that may divide the axes: common divisors of the evenly divided axes."""
+    """Returns tensor-parallel sizes near `size` that may divide the axes."""
     lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
     common = gcd(*(length for length in lengths if isinstance(length, int)))
     return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
 
 
 def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
-    """Numbers of replicas to try.
+    """Returns numbers of replicas to try.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """

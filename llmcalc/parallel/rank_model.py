@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank of a layout, so that every count of a model can be made for a rank.
+"""A model with the sizes of one rank, so that everything that can be counted of a model can be counted of a rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -29,7 +29,7 @@ from .rank_program import RankAxes, RankFlow, flat_axes, rank_program
 
 
 class RankModel(ModelSpec):
-    """A model whose program is that of one rank. Its fields are those of the whole model."""
+    """A model whose program is that of one rank. Its fields are those of the full model."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -51,7 +51,7 @@ class RankModel(ModelSpec):
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
 
     def with_symbols(self, symbolic_layout: Layout) -> RankModel:
-        """The same rank, with sizes of groups that know their symbols."""
+        """Returns the same rank with symbolic group sizes."""
         copy = self.model_copy()
         copy._symbolic_layout = symbolic_layout
         return copy
@@ -68,7 +68,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The whole model."""
+        """The full model."""
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
@@ -82,7 +82,7 @@ class RankModel(ModelSpec):
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree of the rank."""
+        """The tree of the rank's program."""
         return _divide_tokens(self.program().node(), self.undivided_tree, self._symbolic_layout or self._layout)
 
     @property
@@ -96,7 +96,7 @@ class RankModel(ModelSpec):
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Component → parameters of this rank that its tensor group replicates."""
+        """Returns component → parameters of this rank that its tensor-parallel group replicates."""
         parameters_by_component: dict[str, Number] = {}
         for place, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if place.use is None or undivided_place.use is None or (place.optional and place.optional not in include):
@@ -121,7 +121,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A model of one rank, and why that rank was chosen.
+    """A rank's model, and the reason why this rank was chosen.
 
     why: the reason in words; empty if the user named the rank.
     """
@@ -204,7 +204,7 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
 
 
 def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
-    """The op with this rank's tokens. whole: the undivided op."""
+    """Returns the op with this rank's tokens. undivided_op: the op of the full model."""
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op

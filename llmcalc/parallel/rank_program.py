@@ -1,4 +1,4 @@
-"""The program of one rank: the model's flow recorded with the rank's sizes, and with the layers of its stage.
+"""The program of one rank: the model's flow, recorded with the rank's sizes and its stage's layers.
 
 A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
 caches and kernels of a rank follow from its program as those of the model follow from the model's.
@@ -53,7 +53,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @dataclass(frozen=True, slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. full_size: length of the undivided axis. degree: ranks that divide it."""
+    """One rank's part of an axis. full_size: length before sharding. degree: number of ranks that divide it."""
 
     full_size: Number = None
     degree: int = 1
@@ -138,7 +138,7 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
 
 class RankFlow(Flow):
-    """Records the operations of parts with the sizes of one rank.
+    """Records the operations of a model's parts with one rank's sizes.
 
     rank_axes: the rank's part of each axis.
     stage: the stage whose layers are recorded; None for all layers.
@@ -158,7 +158,7 @@ class RankFlow(Flow):
         self.tables: dict[int, Weight] = {}
 
     def rank_part(self, argument: Any) -> Any:
-        """The rank's part of an axis, of concatenated axes, of a shape or of a weight; any other argument unchanged."""
+        """Returns the rank's part of an axis, shape or weight; other arguments unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
@@ -194,7 +194,7 @@ class RankFlow(Flow):
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
     def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
-        """Raises `InputError` for a step whose part of one rank is not modelled."""
+        """Raises `InputError` for a step that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
@@ -208,7 +208,7 @@ class RankFlow(Flow):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """The error of a step. why: what the step does, in words."""
+        """Creates the error for a step. reason: what the step does."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
@@ -347,7 +347,7 @@ for _name in WITH_AXES:
 
 
 def _is_frame(item: Item) -> bool:
-    """Whether an item only marks the beginning or the end of a function of the forward pass."""
+    """Whether an item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
@@ -366,7 +366,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def why_no_pipeline(spec: ModelSpec) -> str:
-    """The reason why pipelines of a model are not modelled; empty if they are."""
+    """Returns the reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:

@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """One pass of one micro-batch through one of a rank's chunks of layers.
+    """A pass of one micro-batch through one of a rank's chunks.
 
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
@@ -52,7 +52,7 @@ Order: TypeAlias = tuple[Action, ...]
 
 
 class InFlight(NamedTuple):
-    """Micro-batches that are in flight on a rank.
+    """The micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
     weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
@@ -69,7 +69,7 @@ class InFlight(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The order of actions of every rank.
+    """The order of actions of every rank in a schedule.
 
     ranks: number of ranks.
     chunks: chunks of layers per rank.
@@ -103,7 +103,7 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """Copies of the model on all ranks together: two in DualPipe, where every stage is on two ranks."""
+        """Copies of the model over all ranks: two in DualPipe, where every stage is on two ranks."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
@@ -159,7 +159,7 @@ def effective_schedule(layout: Layout) -> Schedule:
 
 
 def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
-    """The orders of a layout's schedule. Without a pipeline, micro-batches run one by one.
+    """Returns the order of actions of a layout's schedule. Without a pipeline, micro-batches run one by one.
 
     group: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
@@ -184,7 +184,7 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
 
 
 def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
-    """Raises `InputError` for a number of micro-batches that the schedule does not take, without building orders."""
+    """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
     schedule = effective_schedule(layout)
@@ -206,7 +206,7 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 
 
 def _passes(kind: Kind, micro_batches: int) -> list[Action]:
-    """One pass of every micro-batch through one chunk."""
+    """Returns the passes of every micro-batch through one chunk."""
     return [Action(kind, 0, i) for i in range(micro_batches)]
 
 
@@ -347,7 +347,7 @@ class Costs(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An action with its start and its end."""
+    """An action with its start and end time."""
 
     action: Action
     start: float
@@ -355,12 +355,12 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """The error of orders in which ranks wait for each other for ever, or in which an action comes twice."""
+    """Raised for orders in which ranks wait for each other forever, or that repeat an action."""
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The times of all actions of a step.
+    """The start and end times of all actions in a step.
 
     spans: per rank, its actions in order.
     outputs_sent, gradients_sent: per rank, the number of messages that it sends to other ranks.
@@ -378,19 +378,19 @@ class Timetable:
         return max(spans[-1].end for spans in self.spans)
 
     def busy(self, rank: int) -> float:
-        """The time in which a rank runs actions."""
+        """Returns the time during which a rank runs actions."""
         spans = self.spans[rank]
         return sum(span.end - span.start for span in spans if not span.action.overlapped)
 
     @property
     def idle(self) -> float:
-        """The time in which a rank waits, on average over the ranks."""
+        """Average time during which a rank waits."""
         ranks = self.pipeline.ranks
         return self.time - sum(self.busy(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
-        """The share of the step in which ranks are idle."""
+        """Fraction of the step during which ranks are idle."""
         return self.idle / self.time
 
     @property
@@ -400,7 +400,7 @@ class Timetable:
 
 
 def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
-    """Runs the orders. An action starts when its rank is free and its inputs are there.
+    """Computes the times of all actions. An action starts when its rank is free and its inputs are ready.
 
     Raises `Deadlock` where ranks wait for ever.
     """
@@ -419,7 +419,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """A step while it runs.
+    """The state of a step during the simulation.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.

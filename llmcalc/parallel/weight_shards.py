@@ -19,7 +19,7 @@ Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
 
 
 class WeightShard(NamedTuple):
-    """A parameter of a rank, as tensor and pipeline parallelism divide it.
+    """A parameter of a rank after tensor and pipeline sharding.
 
     path: the path of its module.
     tensor: its shape on this rank.
@@ -77,6 +77,6 @@ def _weight_shards(
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:
-    """Rows of a tensor on rank `index` of `ranks`: an equal part, rounded up. The last ranks have fewer, or none."""
+    """Returns the rows of a tensor on rank `index` of `ranks`: equal parts, rounded up; the last may be shorter."""
     rows_per_rank: int = ceil_div(rows, ranks)
     return max(0, min(rows_per_rank, rows - rows_per_rank * index))

@@ -115,5 +115,5 @@ def spread_labels(values: Sequence[float]) -> list[float]:
 
 
 def _tokens(value: float) -> str:
-    """Writes `8K` or `1M`."""
+    """Writes a number of tokens as `8K` or `1M`."""
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

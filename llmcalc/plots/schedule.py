@@ -1,4 +1,4 @@
-"""Plot of a pipeline schedule: a row per rank, time to the right, micro-batches in flight beside it."""
+"""Plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars of characters in tables: a share of a whole, and a value over time."""
+"""Text bars in tables: a share of a total, and a value over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Bar(NamedTuple):
-    """A bar.
+    """A text bar in a table cell.
 
     part: the share that it shows, at most 1.
     colour: its colour on a terminal, as `#rrggbb`; default none.
@@ -33,7 +33,7 @@ def share(bar: Bar) -> str:
 
 
 def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Draws a value over time, from left to right: each character is the maximum of a stretch.
+    """Draws a value over time: each character is the maximum of a range of points.
 
     top: the value of the highest level. width: characters.
     """

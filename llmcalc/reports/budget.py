@@ -1,4 +1,4 @@
-"""`llmcalc budget`: every bounded value beside its bound, as a table, as data and as JUnit XML."""
+"""`llmcalc budget`: all bounded values with their bounds, as a table, as data and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _rows(target: str, checks: list[Check]) -> list[Row]:
 
 
 def _key(check: Check) -> str:
-    """`fits on h100-sxm (seq 8192)`."""
+    """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
     name = f"fits on {check.on}" if check.on else check.key
     return f"{name} ({settings})" if settings else name
@@ -77,7 +77,7 @@ def _value_text(check: Check, value: Fraction) -> str:
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
-    """`>= 8.00 B, <= 8.10 B`."""
+    """Writes the limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
 
 
@@ -115,7 +115,7 @@ def _data(file: str, checks: list[Check]) -> dict[str, Any]:
 
 
 def junit(file: str, checks: list[Check]) -> str:
-    """JUnit XML: a suite for each model, a test case for each bound."""
+    """Returns JUnit XML: a suite for each model, a test case for each bound."""
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
@@ -130,7 +130,7 @@ def junit(file: str, checks: list[Check]) -> str:
 
 
 def failure(check: Check, limit: Limit) -> str:
-    """`params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
+    """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     kind = KINDS.get(check.key, "bytes")
     unit = "parameters" if kind == "count" else kind
     measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))

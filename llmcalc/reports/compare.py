@@ -107,7 +107,7 @@ def _whole(value: int | None) -> str:
 
 
 def aspect(ratio: float, in_band: bool) -> str:
-    """h/L, marked where it lies in the band of dense decoders."""
+    """Writes h/L, marked if it is in the range of dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 

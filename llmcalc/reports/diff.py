@@ -111,7 +111,7 @@ def _too_long(difference: Difference) -> list[str]:
 
 
 def _answer(difference: Difference) -> str:
-    """`+160.47 M parameters (+2.0 %)`."""
+    """Writes the change in parameters: `+160.47 M parameters (+2.0 %)`."""
     total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"

@@ -1,4 +1,4 @@
-"""The answer of a command, before it is written in a format: data for programs, tables for people.
+"""The answer of a command before it is written in a format: data for programs, tables for people.
 
 A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
 named tuples because a data class takes four times as long to create, at each start.
@@ -73,7 +73,7 @@ class Shown(NamedTuple):
 
 
 class Linked(str):
-    """A note whose addresses become links in Markdown, because they are from llmcalc's own presets."""
+    """A note whose addresses become Markdown links, because they come from llmcalc's own presets."""
 
     __slots__ = ()
 
@@ -277,7 +277,7 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def said(notes: Iterable[str]) -> list[str]:
-    """Returns the notes without empty ones and without repetitions."""
+    """Returns the notes without empty and repeated ones."""
     return list(dict.fromkeys(note for note in notes if note))
 
 

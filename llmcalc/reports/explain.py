@@ -1,4 +1,4 @@
-"""`llmcalc explain`: formulas in symbols, the same with numbers, and their values."""
+"""`llmcalc explain`: formulas in symbols, with numbers, and their values."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _component(section: Section) -> str:
 
 
 def _chain(explanation: Explanation, formula: Formula) -> list[str]:
-    """Returns the formula, the formula with numbers, and the value; if it contains S, also the value at S."""
+    """Returns the steps of a formula: in symbols, with numbers, and its value."""
     steps = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),

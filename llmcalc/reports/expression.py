@@ -20,7 +20,7 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Style:
-    """How a formula is written.
+    """The style in which a formula is written.
 
     latex: whether it is LaTeX.
     values: symbol → number that is written in its place.

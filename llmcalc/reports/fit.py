@@ -131,7 +131,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _Screen(NamedTuple):
-    """The common part of the answers for one device and for many.
+    """The shared part of the answers for one device and for several.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.

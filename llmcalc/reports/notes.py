@@ -1,4 +1,4 @@
-"""Conventions and phrases that several reports state in the same words."""
+"""Conventions and phrases that several reports share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cache_per_token_note(dtype: str) -> str:
 
 
 def against(difference: float, what: str) -> str:
-    """Writes `−6.7 % against the exact count` or `equal to the exact count`."""
+    """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
     return f"equal to {what}" if difference == 0 else f"{units.signed_percent(difference)} against {what}"
 
 

@@ -38,7 +38,7 @@ def _groups(layout: Layout) -> list[str]:
 
 
 def share_data(share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that a document of one rank has and that of a whole model has not."""
+    """Returns the fields that only the document of a single rank has."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
@@ -57,13 +57,13 @@ def rank_text(share: RankShare) -> str:
 
 
 def share_notes(share: RankShare | None, *more: str) -> list[str]:
-    """Returns why this rank is counted, and further notes. Empty for a whole model."""
+    """Returns the reason why this rank is counted, and further notes; empty for a full model."""
     if share is None:
         return []
     return [f"rank {share.rank:,} is {share.why}" if share.why else "", *more]
 
 
 def copies_text(copied: dict[str, Number]) -> str:
-    """Writes which parameters other ranks of the tensor group have too; empty without any."""
+    """Writes which parameters are replicated over the tensor-parallel group; empty without any."""
     parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
     return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""

@@ -1,4 +1,4 @@
-"""`llmcalc verify`: which quantities agree, and every place where one does not."""
+"""`llmcalc verify`: which quantities agree, and every mismatch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _group(check: Check) -> str:
 
 
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
-    """Returns the sign of a quantity.
+    """Returns the sign that shows whether a quantity agrees.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.

@@ -84,5 +84,5 @@ class ParameterTensors(ValueTensors):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """Every trained parameter once, with its path."""
+        """Returns every trained parameter once, with its path."""
         return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]

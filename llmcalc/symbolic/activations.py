@@ -153,7 +153,7 @@ class Activations:
 
 
 class SavedSums:
-    """The saved activations of every node of a model, as sums over storages.
+    """The saved activations of every node, summed over storages.
 
     root: the whole model.
     blocks: the storages.

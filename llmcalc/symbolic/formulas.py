@@ -58,7 +58,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting that formulas are evaluated in.
+    """The run in which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; a quantity is a sum of terms."""
+    """A cost summed over the tree in one run; several terms make a quantity."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -122,7 +122,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node in numbers and in symbols.
+    """A node of the tree, in numbers and in symbols.
 
     at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
     times: the number of copies in the model.
@@ -458,7 +458,7 @@ def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
 
 
 def _matches(names: list[str], steps: Steps, allows_gaps: bool) -> bool:
-    """Whether `asked` (names, each optionally followed by a layer's label or number) matches the end of the path."""
+    """Whether names, each optionally followed by a layer label or number, match the end of a path."""
     if not names or not steps:
         return False
     (name, label, indices), outer_steps = steps[-1], steps[:-1]

@@ -76,7 +76,7 @@ class Block:
 
     @property
     def at(self) -> Location:
-        """The node that first saves it; if none does, the node that created it."""
+        """The first node that saves the block; if none does, the node that created it."""
         return self.keepers[0] if self.keepers else self.made
 
     @property
@@ -108,7 +108,7 @@ class Storages:
 
 
 class PlacedEager(Eager):
-    """Eager kernels that tell the meter the node that is running."""
+    """Eager kernels that report the current node to the meter."""
 
     @property
     def place(self) -> Any:

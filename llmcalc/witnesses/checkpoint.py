@@ -1,4 +1,4 @@
-"""Compares the tensors of a checkpoint with those of a spec, by layer and by shape, whatever their names.
+"""Compares a checkpoint's tensors with a spec's by layer and shape, whatever their names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;

@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number, counted and measured.
+    """A number counted by llmcalc and measured by a witness.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the length of the pass if there are several."""
+        """The node, and the pass length if several were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -63,7 +63,7 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
-        """The size of the difference and, if it can be identified, the size of the spec that it equals."""
+        """Describes a difference, and the size of the spec that equals it if there is one."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by how they were compared. A leaf of equal layers is listed once.
+    """The paths of leaves with parameters, by how they were compared.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.

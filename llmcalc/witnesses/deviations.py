@@ -1,4 +1,4 @@
-"""Known differences between classes of `transformers` and the architectures that they implement.
+"""Known differences between `transformers` classes and the architectures that they implement.
 
 Only these differences are accepted in a comparison. Those of one family are in its record, those of all classes here.
 """

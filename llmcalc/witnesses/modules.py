@@ -34,7 +34,7 @@ class NodeModules:
     share: int = 1
 
     def measured(self, by_path: Mapping[str, int]) -> int:
-        """Their measurement; −1 if it cannot be divided equally."""
+        """Returns the measurement of the modules; −1 if it cannot be divided equally."""
         module_total = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
         return -1 if module_total % self.share else module_total // self.share
 
@@ -97,7 +97,7 @@ class _Search:
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        """The modules to search for the nodes of an encoder or a decoder, which may be a module of its own."""
+        """Returns the modules to search for an encoder's or decoder's nodes."""
         side_modules = self._first(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
 
@@ -183,7 +183,7 @@ class _Search:
     def _first(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
-        """The first alternative whose modules all exist in the class."""
+        """Returns the first alternative whose modules all exist in the class."""
         for alternative in alternatives.split(" | ") if alternatives else ():
             module_names, _, share_text = alternative.partition("/")
             modules: list[str] = []
@@ -208,7 +208,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """The path itself if the class has it; for a path with stars for numbers, all matches in order."""
+        """Returns the path itself if the class has it, otherwise all matches of its stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -221,7 +221,7 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
-    """The nodes whose modules were each called exactly once.
+    """Returns the nodes whose modules were each called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
     was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of

@@ -53,7 +53,7 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """A number of tokens that fills every window, chunk and selection, within the number of learned positions."""
+    """Returns a token count that fills every window, chunk and selection, within the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -67,7 +67,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """The most tokens that fit the learned positions, with one more for decoding; None without learned positions.
+    """Returns the most tokens that fit the learned positions with one more for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
@@ -81,7 +81,7 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
-    """A number of tokens that keeps a GPU busy, at least `seq`, within the number of learned positions."""
+    """Returns a token count that keeps a GPU busy, at least `seq`, within the learned positions."""
     longest = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
     return tokens if longest is None else min(tokens, longest)
@@ -129,7 +129,7 @@ def verify_reference(
 
 
 def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
@@ -138,7 +138,7 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
 
 
 def precision(device: Device) -> str:
-    """The dtype of weights and cache on a device."""
+    """Returns the dtype of weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 

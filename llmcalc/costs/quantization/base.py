@@ -25,7 +25,7 @@ MOST_LAYERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes of stored tensors, by their purpose.
+    """Bytes of stored tensors by purpose: codes, scales, zero points and others.
 
     weights: codes of the converted weights.
     scales: scales of the weights, with scales of scales.
@@ -62,14 +62,14 @@ PARTS = tuple(field.name for field in fields(Parts))
 
 
 def plain(elements: Number, dtype: str) -> Parts:
-    """Bytes of elements that keep a plain number format."""
+    """Returns the bytes of elements in a plain number format."""
     bits = DTYPE_BITS[dtype]
     return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSite:
-    """One tensor of one layer.
+    """A tensor of a layer, with its path and number of copies.
 
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.

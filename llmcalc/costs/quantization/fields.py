@@ -1,4 +1,4 @@
-"""Reads a table of a config field by field: values are checked, and fields that were never read are an error."""
+"""Reads a config table field by field: values are checked, and unread fields are errors."""
 
 from __future__ import annotations
 

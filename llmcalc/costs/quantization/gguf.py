@@ -54,7 +54,7 @@ MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_
 
 @dataclass(frozen=True)
 class GGUFMix(Scheme):
-    """One of llama.cpp's mixes.
+    """A quantization mix of llama.cpp, such as Q4_K_M.
 
     mix: its name in llama-quantize.
     imatrix: whether an importance matrix is used, which changes the types of some tensors.
@@ -169,7 +169,7 @@ class _ModelRules:
         return [self._fitting(preferred_type, columns, site) for _, columns in _file_shapes(site)]
 
     def _type(self, category: str, site: WeightSite) -> str:
-        """The mix's type for one tensor (llama_tensor_get_type)."""
+        """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
             if mix == "MXFP4_MOE" or site.tensor.shape[-1] % BLOCKS[default][0]:

@@ -16,7 +16,7 @@ class Products(Elementwise):
     """Products of matrices, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, k] times [k, m]."""
+        """Multiplies matrices: [n, k] × [k, m]."""
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
@@ -34,7 +34,7 @@ class Products(Elementwise):
         )
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """bias plus [n, k] times [k, m]."""
+        """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
@@ -68,12 +68,12 @@ class Products(Elementwise):
         return self.graph.casts[id(x)][1]
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, k] times [k, m], in the type of autocast."""
+        """Multiplies matrices [n, k] × [k, m] in the autocast format."""
         low_b = self._autocast_operand(b)
         return self.mm(self._autocast_operand(a), low_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x·Wᵀ + b; weight: [out, in]."""
+        """Computes x·Wᵀ + b. weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
         low_bias = None if bias is None else self._autocast_operand(bias)
@@ -127,7 +127,7 @@ class Products(Elementwise):
         )
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, r, k] times [n, k, c]."""
+        """Multiplies batched matrices: [n, r, k] × [n, k, c]."""
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
@@ -141,7 +141,7 @@ class Products(Elementwise):
         )
 
     def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """bias plus [n, r, k] times [n, k, c]."""
+        """Adds a bias to a batched matrix product: bias + [n, r, k] × [n, k, c]."""
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
@@ -177,7 +177,7 @@ class Products(Elementwise):
         return self.reshape(self.bmm(a3, b3), (*batch_shape, a.shape[-2], b.shape[-1]))
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
-        """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
+        """Convolves along the last axis: [batch, channels, rows] → [batch, out, length]."""
         low_bias = None if bias is None else self._autocast_operand(bias)
         low_weight = self._autocast_operand(weight)
         return self._convolution(self._autocast_operand(x), low_weight, low_bias, length)

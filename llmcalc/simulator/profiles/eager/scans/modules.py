@@ -21,7 +21,7 @@ from .module_steps import Steps, every_step, own_steps
 
 
 class ScanModules(ConvolutionKernels, BasicKernels):
-    """Modules with a recurrence over the tokens: kernels that run a whole module, and the operations that these share.
+    """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
     left: what a module keeps after it ran, until it runs again.
