@@ -188,7 +188,7 @@ class LayoutRequest:
         return 3 if self.fsdp is not None else self.zero or 0
 
     def _replicas(self, replica_devices: int) -> int:
-        """The number of data-parallel replicas (dp). replica_devices: devices of one replica."""
+        """Returns the number of data-parallel replicas (dp). replica_devices: devices of one replica."""
         dp = self.dp
         if self.fsdp is not None:
             fsdp_ranks = self.fsdp * (self.hsdp_replicas or 1)

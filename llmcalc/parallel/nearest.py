@@ -141,7 +141,7 @@ def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) 
 
 
 def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]) -> Layout | None:
-    """The layout of these sizes, with the given options; None if it is impossible."""
+    """Returns the layout with these sizes and the given options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = request.pp_layout

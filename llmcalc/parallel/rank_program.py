@@ -83,7 +83,7 @@ class RankAxes:
 
     @property
     def divides(self) -> bool:
-        """Whether an axis other than that of the experts is divided."""
+        """Whether any axis except the experts' is sharded."""
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
@@ -106,7 +106,7 @@ class RankAxes:
         return self.part(axis, self.layout.ep, self.coordinates.ep)
 
     def part(self, axis: Axis, degree: int, index: int) -> Axis:
-        """Part `index` of `degree` parts of an axis."""
+        """Returns part `index` of an axis divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
             return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)

@@ -221,7 +221,7 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
 
 
 def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
-    """Passes of groups of micro-batches through all chunks, forward from the first chunk, backward from the last."""
+    """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(kind, chunk, i)

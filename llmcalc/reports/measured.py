@@ -66,7 +66,7 @@ def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) ->
 
 @dataclass(frozen=True, repr=False)
 class MeasuredParams(Answer):
-    """Parameters of a class of transformers. name: of its config. cls: name of the class. tree: its modules."""
+    """Parameters of a `transformers` class. name: of its config. cls: class name. tree: its modules."""
 
     name: str
     cls: str

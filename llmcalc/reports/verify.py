@@ -111,7 +111,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     return [
         *_untested(verdicts),
         *_count_notes(verdicts, skipped),
-        *_explained(verdicts),
+        *_explained_differences(verdicts),
         _legend(verdicts),
         *_witness_notes(verdicts),
         *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
@@ -179,7 +179,7 @@ def _skipped_notes(skipped: dict[str, str]) -> list[str]:
     ]
 
 
-def _explained(verdicts: list[Verdict]) -> list[str]:
+def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     """Returns one note per model whose count differs by an amount that its preset explains."""
     return [
         f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "

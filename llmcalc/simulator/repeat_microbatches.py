@@ -187,7 +187,7 @@ class OutputTensor(NamedTuple):
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
-        """The tensor in that storage."""
+        """Returns the tensor, with its shape and format, in a storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 

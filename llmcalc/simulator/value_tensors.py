@@ -194,5 +194,5 @@ class ValueTensors:
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
 
     def _frames_copy(self) -> list[Frame]:
-        """The modules around the current one, without their variables."""
+        """Copies the stack of running modules, without their local variables."""
         return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]

@@ -255,8 +255,8 @@ class Formulas:
             with_numbers, with_symbols = (
                 RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s)
             )
-            return [Term(_scaled(forward_of, Fraction(1, n)), with_numbers)], [
-                Term(_scaled(forward_of, 1 / s), with_symbols)
+            return [Term(_scaled_cost(forward_of, Fraction(1, n)), with_numbers)], [
+                Term(_scaled_cost(forward_of, 1 / s), with_symbols)
             ]
         empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         bits = DTYPE_BITS[self.setting.dtype]
@@ -374,11 +374,11 @@ def _cache_terms(
     Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
-    initial_terms = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
-    return initial_terms if quantity == "state" else [Term(_scaled(cost, factor), one_token), *initial_terms]
+    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty)]
+    return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
-def _scaled(cost: Cost, factor: Any) -> Cost:
+def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns the cost of each primitive, times a factor."""
 
     def scaled(use: Use) -> Number:
@@ -405,7 +405,7 @@ def _shorter(expression: Any) -> Any:
 def _build_node(
     numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
-    """Builds a node with its children; `at` counts the indices in a walk."""
+    """Builds a node with its children. positions: yields the position of each node in a walk."""
     node, index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")

@@ -214,19 +214,19 @@ INFERS_ON_META = date(2026, 3, 18)
 def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSettings:
     """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
 
-    def before(change_date: date) -> bool:
+    def is_before(change_date: date) -> bool:
         """Whether the version is older than a change."""
         return version is not None and version < change_date
 
-    returns_outputs = before(RETURNS_NOTHING)
+    returns_outputs = is_before(RETURNS_NOTHING)
     return ScheduleSettings(
         returns=returns_outputs,
         gathers_ahead=not returns_outputs,
         schedules=schedules,
-        keeps_outputs=before(LAST_OUTPUTS),
-        keeps_gradients=before(FREES_GRADIENTS),
-        finishes=not before(FINISHES),
-        infers_shapes=before(INFERS_ON_META),
+        keeps_outputs=is_before(LAST_OUTPUTS),
+        keeps_gradients=is_before(FREES_GRADIENTS),
+        finishes=not is_before(FINISHES),
+        infers_shapes=is_before(INFERS_ON_META),
     )
 
 

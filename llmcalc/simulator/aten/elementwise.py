@@ -141,7 +141,7 @@ class Elementwise(Views):
         return record(self.graph, "exp", (x,), out, lambda g, _, out: (self.like(g, out),), out)
 
     def function(self, name: str, x: Tensor) -> Tensor:
-        """An elementwise function whose gradient is one kernel."""
+        """Applies an elementwise function whose gradient is one kernel."""
         out = self.like(x)
         if name in SAVES_OUTPUT:
             return record(self.graph, name, (x,), out, lambda g, _, out: (self.like(g, out),), out)

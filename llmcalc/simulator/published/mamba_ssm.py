@@ -635,8 +635,9 @@ def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: A
 def rmsnorm_fn(
     t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
 ) -> Tensor:
-    """layernorm_gated.py:362 (`LayerNormFn`, is_rms_norm): norm(x · silu(z)), or norm(x) · silu(z): both allocate the
-    same. x, z: [batch, tokens, width].
+    """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
+
+    It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same.
     """
     graph, shape = t.graph, x.shape
 

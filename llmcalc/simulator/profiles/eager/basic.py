@@ -151,7 +151,7 @@ class BasicKernels(Lowering):
         self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.options["kind"]))
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Applies the activation of a name."""
+        """Applies an activation function by its name."""
         if kind == "relu2":
             return self.t.square(self.t.function("relu", x))
         if kind == "square":

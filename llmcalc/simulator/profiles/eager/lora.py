@@ -31,7 +31,7 @@ class LoraKernels(BasicKernels):
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, step: Step) -> Tensor:
-        """The weight of a linear layer; in 4 bits if the base is."""
+        """Returns the weight of a linear layer; in 4 bits if the base model is quantized."""
         weight = step.weight
         if weight is None or not self._narrow(step):
             return self._trained_copy(step, super().matrix(step))

@@ -181,7 +181,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         run(step)
 
     def step_named(self, name: str) -> Step:
-        """Returns the step of a name in the current module."""
+        """Returns a step of the current module by its name."""
         return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
 
     @compared(BY_TORCH)
