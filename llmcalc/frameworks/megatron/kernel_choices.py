@@ -104,7 +104,8 @@ def is_ampere(gpu: str) -> bool:
 
 def is_local(settings: MegatronSettings) -> bool:
     """Whether layers are Megatron-Core's own instead of Transformer Engine's.
-    (examples/bert/pretrain_bert.py).
+
+    BERT's script reads that from --spec (examples/bert/pretrain_bert.py).
     """
     if settings.kind == "bert":
         return settings.spec == ("local",)

@@ -637,7 +637,7 @@ def rmsnorm_fn(
 ) -> Tensor:
     """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
 
-    It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same.
+    It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same. x, z: [batch, tokens, width].
     """
     graph, shape = t.graph, x.shape
 
